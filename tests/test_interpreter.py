@@ -1,0 +1,105 @@
+"""The tree scan of the interpreter against the interpreter's own, which goes from scalar to scalar."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("about Triton's interpreter: set TRITON_INTERPRET=1", allow_module_level=True)
+
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import ScanOps
+
+from tests.interpreter import slow_scan, tree_scan
+
+
+@triton.jit
+def _right(a1, a2):
+    return a2
+
+
+@triton.jit
+def _affine(g1, x1, g2, x2):
+    return g1 * g2, g2 * x1 + x2
+
+
+@triton.jit
+def _affine_count(g1, x1, n1, g2, x2, n2):
+    return g1 * g2, g2 * x1 + x2, n1 + n2
+
+
+@triton.jit
+def _affine_reset(g1, x1, f1, n1, g2, x2, f2, n2):
+    return tl.where(f2, g2, g1 * g2), tl.where(f2, x2, g2 * x1 + x2), f1 | f2, n1 + n2
+
+
+@triton.jit
+def _ends(a1, b1, c1, d1, n1, a2, b2, c2, d2, n2):
+    return a1, b2, c1 * c2, tl.maximum(d1, d2), n1
+
+
+@triton.jit
+def _affine_twice(g1, x1, a1, b1, c1, n1, g2, x2, a2, b2, c2, n2):
+    return g1 * g2, g2 * x1 + x2, a1 * a2, a2 * b1 + b2, c1, n1 + n2
+
+
+@triton.jit
+def _scan(source, result, operands: tl.constexpr, axis: tl.constexpr, reverse: tl.constexpr):
+    """One block of (4, 8, 2); the float32 operands lie one behind the other, the integer one is made here."""
+    at = tl.arange(0, 4)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+    a = tl.load(source + at)
+    b = tl.load(source + 64 + at)
+    c = tl.load(source + 128 + at)
+    d = tl.load(source + 192 + at)
+    e = tl.load(source + 256 + at)
+    n = at
+    if operands == 1:
+        a = tl.associative_scan(a, axis, _right, reverse=reverse)
+    elif operands == 2:
+        a, b = tl.associative_scan((a, b), axis, _affine, reverse=reverse)
+    elif operands == 3:
+        a, b, n = tl.associative_scan((a, b, n), axis, _affine_count, reverse=reverse)
+    elif operands == 4:
+        a, b, flag, n = tl.associative_scan((a, b, c > 1, n), axis, _affine_reset, reverse=reverse)
+        c = flag.to(tl.float32)
+    elif operands == 5:
+        a, b, c, d, n = tl.associative_scan((a, b, c, d, n), axis, _ends, reverse=reverse)
+    else:
+        a, b, c, d, e, n = tl.associative_scan((a, b, c, d, e, n), axis, _affine_twice, reverse=reverse)
+    tl.store(result + at, a)
+    tl.store(result + 64 + at, b)
+    tl.store(result + 128 + at, c)
+    tl.store(result + 192 + at, d)
+    tl.store(result + 256 + at, e)
+    tl.store(result + 320 + at, n.to(tl.float32))
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("operands", [1, 2, 3, 4, 5, 6])
+def test_tree_scan_equals_the_slow_scan(operands: int, axis: int, reverse: bool, monkeypatch) -> None:
+    # Halves of small integers: every value below is exact in float32, so the order of combination cannot show.
+    source = torch.randint(1, 4, (320,)) / 2
+    results = {}
+    for scan in (slow_scan, tree_scan):
+        monkeypatch.setattr(ScanOps, "generic_scan", scan)
+        results[scan] = torch.full((384,), float("nan"))
+        _scan[(1,)](source, results[scan], operands, axis, reverse)
+    assert not results[slow_scan].isnan().any()
+    assert torch.equal(results[tree_scan], results[slow_scan])
+
+
+@triton.jit
+def _scan_bfloat16(source, result):
+    at = tl.arange(0, 8)
+    tl.store(result + at, tl.associative_scan(tl.load(source + at), 0, _right))
+
+
+def test_bfloat16_operands_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(ScanOps, "generic_scan", tree_scan)
+    with pytest.raises(Exception, match="cannot combine bfloat16 operands; convert them to float32"):
+        _scan_bfloat16[(1,)](torch.ones(8, dtype=torch.bfloat16), torch.ones(8, dtype=torch.bfloat16))
