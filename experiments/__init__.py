@@ -1,0 +1,1 @@
+"""The measurements: configuration in, one record a case out."""

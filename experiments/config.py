@@ -1,0 +1,290 @@
+"""What a sweep is made of: frozen, validated once, plain Python.
+
+`Settings.from_dict` takes the plain dictionary that Hydra composed (values live in conf/, types here). Nothing past
+the entry point sees a DictConfig, so measuring works where Hydra is not installed.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, TypeVar
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+MODES = ("forward", "backward", "forward_backward")
+LEVELS = ("kernel", "api", "")
+GATES = ("uniform_0_1", "uniform_099_1")
+TRACKING_MODES = ("offline", "online", "disabled")
+PROVIDERS = (
+    "ours",
+    "warp",
+    "scalar",
+    "ref",
+    "hgrn",
+    "torch_associative_scan",
+    "jax_associative_scan",
+    "sequential",
+    "hillis_steele",
+    "blelloch",
+    "associative_scan_triton",
+    "linrec",
+    "roofline",
+)
+
+Built = TypeVar("Built")
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message is one sentence that says what to write instead."""
+
+
+def _choice(name: str, value: object, allowed: Iterable[str]) -> None:
+    if value not in tuple(allowed):
+        words = ", ".join(repr(word) for word in allowed)
+        raise ConfigError(f"{name} must be one of {words}, got {value!r}.")
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def _positive(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be a positive number, got {value!r}.")
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, got {value!r}.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a sweep, measured with all its providers together."""
+
+    stem: str
+    level: str
+    mode: str
+    dtype: str
+    B: int
+    C: int
+    T: int
+    dim: int = -1
+    reverse: bool = False
+    lengths: str = ""
+    gates: str = "uniform_0_1"
+    draws: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stem, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", self.stem):
+            raise ConfigError(f"stem must be a lower-case word such as 'speed', got {self.stem!r}.")
+        _choice("level", self.level, LEVELS)
+        _choice("mode", self.mode, MODES)
+        _choice("dtype", self.dtype, DTYPES)
+        _choice("gates", self.gates, GATES)
+        for name in ("B", "C", "T", "draws"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("seed", self.seed, 0)
+        if self.dim not in (-1, -2):
+            raise ConfigError(f"dim must be -1 (time last) or -2 (channels last), got {self.dim!r}.")
+        _flag("reverse", self.reverse)
+        if self.lengths and sum(self.sequence_lengths) != self.T:
+            raise ConfigError(f"T must be the sum of lengths {self.lengths!r}, got {self.T}.")
+
+    @property
+    def sequence_lengths(self) -> tuple[int, ...]:
+        """The packed lengths spelled out; the single length T where nothing is packed."""
+        return parse_lengths(self.lengths) if self.lengths else (self.T,)
+
+    @property
+    def id(self) -> str:
+        """A readable name that ends in a hash of every field, so that two cases never share a folder."""
+        words = [self.level, self.mode, self.dtype, self.gates if self.gates != "uniform_0_1" else ""]
+        words += [f"B{self.B}", f"C{self.C}", f"T{self.T}", "reverse" if self.reverse else ""]
+        return "-".join([word for word in words if word] + [digest(dataclasses.asdict(self))[:10]])
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """The lengths that '1x32768+64x512' stands for: one of 32768, then 64 of 512."""
+    lengths: list[int] = []
+    for part in text.split("+"):
+        found = re.fullmatch(r"(\d+)x(\d+)", part)
+        if found is None:
+            raise ConfigError(f"lengths must look like '1x32768+64x512' (count x length), got {text!r}.")
+        lengths += [int(found[2])] * int(found[1])
+    return tuple(lengths)
+
+
+def digest(value: Any) -> str:
+    """The SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The axes of a sweep; its cases are their product."""
+
+    stem: str
+    dtype: tuple[str, ...]
+    mode: tuple[str, ...]
+    level: tuple[str, ...]
+    B: tuple[int, ...]
+    C: tuple[int, ...]
+    T: tuple[int, ...]
+    dim: tuple[int, ...] = (-1,)
+    reverse: tuple[bool, ...] = (False,)
+    lengths: tuple[str, ...] = ("",)
+    gates: tuple[str, ...] = ("uniform_0_1",)
+    draws: int = 1
+    seed: int = 0
+
+    def cases(self) -> list[Case]:
+        """Every case once, in the order in which they are measured; a packed case's T is the sum of its lengths."""
+        axes = (self.dtype, self.level, self.mode, self.gates, self.reverse, self.dim, self.lengths, self.B, self.C)
+        cases: dict[Case, None] = {}
+        for (dtype, level, mode, gates, reverse, dim, lengths, B, C), T in product(product(*axes), self.T):
+            total = sum(parse_lengths(lengths)) if lengths else T
+            case = Case(
+                self.stem, level, mode, dtype, B, C, total, dim, reverse, lengths, gates, self.draws, self.seed
+            )
+            cases[case] = None
+        return list(cases)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine: what its device is called and which cases fit it."""
+
+    name: str
+    device: str
+    """`cuda` or `cpu`; `auto` until the machine has been asked."""
+    device_name: str | None = None
+    """A part of the name that the device must report; None takes any."""
+    memory_gib: float | None = None
+    longest: Mapping[str, int] = field(default_factory=dict)
+    """`<mode>` or `<level>_<mode>` -> the longest T that fits when a case has `rows` rows."""
+    rows: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not re.fullmatch(r"[a-z0-9_]+", self.name):
+            raise ConfigError(f"hardware.name must be a lower-case word such as 'h100', got {self.name!r}.")
+        _choice("hardware.device", self.device, ("cuda", "cpu", "auto"))
+        _at_least("hardware.rows", self.rows, 1)
+        if self.memory_gib is not None:
+            _positive("hardware.memory_gib", self.memory_gib)
+        known = {*MODES, *(f"{level}_{mode}" for level in LEVELS if level for mode in MODES)}
+        for name, longest in self.longest.items():
+            _choice("a key of hardware.longest", name, sorted(known))
+            _at_least(f"hardware.longest.{name}", longest, 1)
+
+    def fits(self, case: Case) -> bool:
+        """Whether the case is no larger than the largest known to fit."""
+        longest = self.longest.get(f"{case.level}_{case.mode}", self.longest.get(case.mode))
+        return longest is None or case.B * case.C * case.T <= self.rows * longest
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a number is taken."""
+
+    repeats: int = 7
+    """Samples of each provider, taken round-robin over the providers."""
+    target_ms: float = 20.0
+    """About how long one sample lasts: as many calls as fill it, at least one."""
+    warmup_ms: float = 50.0
+    """About how long each provider runs before its first sample, at least one call."""
+    longest_call_s: float = 2.0
+    """A provider whose single call takes longer is recorded as `unsupported`, with that reason, instead of sampled."""
+
+    def __post_init__(self) -> None:
+        _at_least("measure.repeats", self.repeats, 5)
+        for name in ("target_ms", "warmup_ms", "longest_call_s"):
+            _positive(f"measure.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Where records are mirrored to."""
+
+    mode: str = "offline"
+    project: str = "linear-scan"
+
+    def __post_init__(self) -> None:
+        _choice("tracking.mode", self.mode, TRACKING_MODES)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything one sweep needs."""
+
+    experiment: Experiment
+    hardware: Hardware
+    measure: Measure
+    tracking: Tracking
+    providers: tuple[str, ...]
+    outputs: str
+    fail_fast: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.providers:
+            raise ConfigError("providers.names must name at least one provider, got none.")
+        for name in self.providers:
+            _choice("providers.names", name, PROVIDERS)
+        _flag("fail_fast", self.fail_fast)
+        if not isinstance(self.outputs, str) or not self.outputs:
+            raise ConfigError(f"outputs must be the path of a folder, got {self.outputs!r}.")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Settings":
+        """Settings from the plain dictionary of a composed configuration; scalars count as axes of one value."""
+        settings = _build(
+            cls,
+            "",
+            {
+                **values,
+                "experiment": _build(Experiment, "experiment", values.get("experiment")),
+                "hardware": _build(Hardware, "hardware", values.get("hardware")),
+                "measure": _build(Measure, "measure", values.get("measure")),
+                "tracking": _build(Tracking, "tracking", values.get("tracking")),
+                "providers": _provider_names(values.get("providers")),
+            },
+        )
+        settings.experiment.cases()  # every case validates itself, before anything is measured
+        return settings
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dictionary that `from_dict` takes."""
+        return {**dataclasses.asdict(self), "providers": {"names": list(self.providers)}}
+
+
+def _provider_names(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, Mapping) or "names" not in values:
+        raise ConfigError(f"providers must be a mapping with names, got {values!r}.")
+    return _as_tuple(values["names"])
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _build(kind: type[Built], where: str, values: Any) -> Built:
+    """An instance of a dataclass; names missing and unknown keys in a sentence."""
+    prefix = f"{where}." if where else ""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be a mapping, got {values!r}.")
+    fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in fields:
+            raise ConfigError(f"{prefix}{name} is unknown; the settings there are {', '.join(fields)}.")
+    for name, each in fields.items():
+        optional = each.default is not dataclasses.MISSING or each.default_factory is not dataclasses.MISSING
+        if name not in values and not optional:
+            raise ConfigError(f"{prefix}{name} is missing; give it a value.")
+    axes = {name for name, each in fields.items() if str(each.type).startswith("tuple")}
+    return kind(**{name: _as_tuple(value) if name in axes else value for name, value in values.items()})
