@@ -1,0 +1,291 @@
+"""Every complaint about what a caller passed: what was expected, what came and how to fix it, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_DTYPES = frozenset(
+    (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+)
+_OFFSET_DTYPES = frozenset((torch.int32, torch.int64))
+_SEED_KEYS = frozenset(("cu_seqlens", "chunk_size", "grid"))
+
+
+def scan_arguments(
+    gates: Tensor, tokens: Tensor, initial_state: Tensor | None, dim: int, cu_seqlens: Tensor | None
+) -> None:
+    """Raise on anything that a scan cannot honour; reads attributes only, and offset values only on the CPU."""
+    if not isinstance(gates, Tensor) or not isinstance(tokens, Tensor):
+        name, value = ("tokens", tokens) if isinstance(gates, Tensor) else ("gates", gates)
+        raise TypeError(f"{name} must be a torch.Tensor, but came as {_kind(value)}: convert it with torch.as_tensor.")
+    if gates.dtype not in _DTYPES or tokens.dtype not in _DTYPES:
+        name, value = ("gates", gates) if gates.dtype not in _DTYPES else ("tokens", tokens)
+        raise _dtype_error(name, value)
+    if dim != -1 and dim != -2:
+        raise ValueError(
+            f"dim must be -1 (time last, [..., T]) or -2 (time before channels, [..., T, C]), but came as {dim}: "
+            f"move the time axis there, for example with tokens.movedim({dim}, -1)."
+        )
+    shape, device = tokens.shape, tokens.device
+    if len(shape) < -dim:
+        raise ValueError(
+            f"tokens must have at least {-dim} axis{'es'[: 2 * (-dim - 1)]} for dim={dim}, but came with shape "
+            f"{tuple(shape)}: add the missing axes with tokens.unsqueeze."
+        )
+    if gates.shape != shape:
+        raise ValueError(
+            f"gates and tokens must have the same shape, but came as {tuple(gates.shape)} and {tuple(shape)}: "
+            "broadcast one with gates.expand_as(tokens) or tokens.expand_as(gates), which copies nothing."
+        )
+    if gates.device != device:
+        raise ValueError(
+            f"gates and tokens must be on the same device, but are on {gates.device} and {device}: "
+            "move one with gates.to(tokens.device)."
+        )
+    if cu_seqlens is not None:
+        _cu_seqlens_tensor(cu_seqlens, device)
+        if _readable(cu_seqlens):
+            offset_values(cu_seqlens, shape[dim])
+    if initial_state is not None:
+        _initial_state(initial_state, gates, tokens, dim, cu_seqlens)
+
+
+def check_offsets(cu_seqlens: Tensor, total: int, longest: int | None = None) -> None:
+    """Raise a sentence if `cu_seqlens` does not describe sequences packed into `total` steps.
+
+    Reads the values, which waits for the device where they are on a GPU. The scan itself never waits there: it
+    fills states and gradients with NaN when the offsets are invalid, and this function says what is wrong with them.
+
+    Args:
+        cu_seqlens: cumulative lengths, `[N + 1]`, int32 or int64, on any device.
+        total: length of the time axis that the sequences are packed along.
+        longest: declared length of the longest sequence; None means that none was declared.
+
+    Raises:
+        TypeError: `cu_seqlens` is not a tensor of int32 or int64.
+        ValueError: it is not one-dimensional or empty, does not start with 0, decreases, ends past `total`, or holds
+            a sequence longer than `longest`.
+
+    Example:
+        >>> check_offsets(torch.tensor([0, 3, 3, 7]), total=8)
+        >>> check_offsets(torch.tensor([3, 7]), total=8)
+        Traceback (most recent call last):
+        ValueError: cu_seqlens must start with 0, but starts with 3: put a 0 in front of the cumulative lengths.
+    """
+    _cu_seqlens_tensor(cu_seqlens, None)
+    offsets = offset_values(cu_seqlens, total)
+    if longest is not None:
+        _declared_longest(_longest(offsets), longest)
+
+
+def offset_values(cu_seqlens: Tensor, total: int) -> list[int]:
+    """The offsets as Python integers, once they are known to describe sequences within `total` steps."""
+    offsets = cu_seqlens.tolist()
+    if offsets[0] != 0:
+        raise ValueError(
+            f"cu_seqlens must start with 0, but starts with {offsets[0]}: put a 0 in front of the cumulative lengths."
+        )
+    for n, (start, stop) in enumerate(pairwise(offsets)):
+        if stop < start:
+            raise ValueError(
+                f"cu_seqlens must not decrease, but goes from {start} to {stop} at entry {n + 1}: "
+                "build it from the lengths with lengths_to_cu_seqlens."
+            )
+    if offsets[-1] > total:
+        raise ValueError(
+            f"cu_seqlens must end within the time axis of {total} steps, but ends at {offsets[-1]}: "
+            "pass tokens that hold every packed step, or shorten the last sequences."
+        )
+    return offsets
+
+
+def lengths(values: Tensor) -> None:
+    """Raise unless `values` can be lengths of sequences; looks for negative ones on the CPU only."""
+    if values.dtype not in _OFFSET_DTYPES:
+        raise TypeError(f"lengths must be int32 or int64, but came as {values.dtype}: convert them with lengths.long().")
+    if values.ndim != 1:
+        raise ValueError(
+            f"lengths must have one axis, [N], but came with shape {tuple(values.shape)}: flatten them with "
+            "lengths.flatten()."
+        )
+    if _readable(values) and values.numel() and int(values.min()) < 0:
+        raise ValueError(
+            f"lengths must not be negative, but hold {int(values.min())}: use 0 for an empty sequence."
+        )
+
+
+def three_axes(a: Tensor, b: Tensor, names: tuple[str, str], axes: str) -> None:
+    """Raise unless two floating or complex tensors have one shape of three axes."""
+    for name, value in zip(names, (a, b), strict=True):
+        if value.dtype not in _DTYPES:
+            raise _dtype_error(name, value)
+        if value.ndim != 3:
+            raise ValueError(
+                f"{name} must have three axes, {axes}, but came with shape {tuple(value.shape)}: "
+                f"add or flatten axes with {name}.reshape."
+            )
+    if a.shape != b.shape:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must have the same shape, but came as {tuple(a.shape)} and {tuple(b.shape)}: "
+            f"broadcast one with {names[0]}.expand_as({names[1]})."
+        )
+
+
+def seed_arguments(args: Mapping[str, Any] | None, gates: Tensor, tokens: Tensor) -> Tensor | None:
+    """The cu_seqlens of an `args` dict (keys cu_seqlens, chunk_size, grid), whose other entries never change a result.
+
+    A grid is `(chunks, C)` or `(N, chunks, C)`, where C counts channels or all rows and where `len(cu_seqlens)` may
+    stand for N. It raises where it contradicts the data, and on the CPU also where the longest sequence does not fit
+    into `next_power_of_2(chunks) * chunk_size` steps.
+    """
+    if args is None:
+        return None
+    if not isinstance(args, Mapping):
+        raise TypeError(
+            f"args must be a dict with the keys cu_seqlens, chunk_size and grid, but came as {_kind(args)}: "
+            'pass {"cu_seqlens": cu_seqlens} or leave args out.'
+        )
+    for key in args:
+        if key not in _SEED_KEYS:
+            raise ValueError(
+                f"args may hold cu_seqlens, chunk_size and grid, but holds {key!r}: remove or rename that entry."
+            )
+    cu_seqlens, chunk_size, grid = args.get("cu_seqlens"), args.get("chunk_size"), args.get("grid")
+    if cu_seqlens is not None:
+        _cu_seqlens_tensor(cu_seqlens, tokens.device)
+    if chunk_size is not None and not (_is_count(chunk_size) and chunk_size > 0):
+        raise ValueError(f"chunk_size must be a positive int, but came as {chunk_size!r}: pass for example 128.")
+    if grid is not None:
+        chunks = _seed_grid(grid, tokens, cu_seqlens)
+        if chunk_size is not None and _readable(tokens if cu_seqlens is None else cu_seqlens):
+            time = tokens.shape[-1]
+            offsets = [0, time] if cu_seqlens is None else offset_values(cu_seqlens, time)
+            # The next power of two of the chunks, as get_grid counts them.
+            _declared_longest(_longest(offsets), chunk_size * (1 << max(0, chunks - 1).bit_length()))
+    return cu_seqlens
+
+
+def _seed_grid(grid: Any, tokens: Tensor, cu_seqlens: Tensor | None) -> int:
+    """The number of chunks that a seed's grid declares, once its other entries agree with the data."""
+    if not isinstance(grid, (tuple, list)) or len(grid) not in (2, 3) or not all(_is_count(entry) for entry in grid):
+        raise ValueError(
+            f"grid must be (chunks, C) or (N, chunks, C) in integers, but came as {grid!r}: "
+            "build it with get_grid or get_static_grid, or leave it out."
+        )
+    channels = tokens.shape[-2] if tokens.ndim > 1 else 1
+    rows = prod(tokens.shape[:-1])
+    if grid[-1] != channels and grid[-1] != rows:
+        raise ValueError(
+            f"the last entry of grid must be the number of channels, {channels}, but came as {grid[-1]}: "
+            "pass no_channels=gates.shape[-2] to get_grid, or leave grid out."
+        )
+    sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if len(grid) == 3 and grid[0] != sequences and grid[0] != sequences + 1:
+        raise ValueError(
+            f"the first entry of grid must be the number of sequences, {sequences}, but came as {grid[0]}: "
+            "pass no_seq=len(cu_seqlens) to get_grid, or leave grid out."
+        )
+    return grid[-2]
+
+
+def _cu_seqlens_tensor(cu_seqlens: Any, device: torch.device | None) -> None:
+    """Raise unless `cu_seqlens` is a vector of int32 or int64, not empty, on the device if one is given."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(
+            f"cu_seqlens must be a torch.Tensor of int32 or int64, but came as {_kind(cu_seqlens)}: "
+            "convert it with torch.tensor(cu_seqlens, dtype=torch.int32, device=tokens.device)."
+        )
+    if cu_seqlens.dtype not in _OFFSET_DTYPES:
+        raise TypeError(
+            f"cu_seqlens must be int32 or int64, but came as {cu_seqlens.dtype}: convert it with cu_seqlens.int()."
+        )
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
+        raise ValueError(
+            f"cu_seqlens must have one axis of N + 1 entries, at least the leading 0, but came with shape "
+            f"{tuple(cu_seqlens.shape)}: pass the cumulative lengths of the N sequences as one vector."
+        )
+    if device is not None and cu_seqlens.device != device:
+        raise ValueError(
+            f"cu_seqlens must be on the device of tokens, {device}, but is on {cu_seqlens.device}: "
+            "move it with cu_seqlens.to(tokens.device)."
+        )
+
+
+def _initial_state(state: Any, gates: Tensor, tokens: Tensor, dim: int, cu_seqlens: Tensor | None) -> None:
+    """Raise unless `state` is a state per sequence for these tokens."""
+    if not isinstance(state, Tensor):
+        raise TypeError(
+            f"initial_state must be a torch.Tensor or None, but came as {_kind(state)}: "
+            "convert it with torch.as_tensor."
+        )
+    if state.dtype not in _DTYPES:
+        raise _dtype_error("initial_state", state)
+    if state.is_complex() and not (gates.is_complex() or tokens.is_complex()):
+        raise TypeError(
+            f"initial_state must be real where gates and tokens are, but came as {state.dtype}: "
+            "make tokens complex to carry a complex state."
+        )
+    shape = tokens.shape[:-1] if dim == -1 else (*tokens.shape[:-2], tokens.shape[-1])
+    if cu_seqlens is not None:
+        shape = (cu_seqlens.shape[0] - 1, *shape)
+    if tuple(state.shape) != tuple(shape):
+        what = "the shape of tokens without the time axis"
+        if cu_seqlens is not None:
+            what += " and with the number of sequences in front"
+        raise ValueError(
+            f"initial_state must have {what}, {tuple(shape)}, but came as {tuple(state.shape)}: "
+            "expand or reshape it to that shape."
+        )
+    if state.device != tokens.device:
+        raise ValueError(
+            f"initial_state must be on the device of tokens, {tokens.device}, but is on {state.device}: "
+            "move it with initial_state.to(tokens.device)."
+        )
+
+
+def _longest(offsets: list[int]) -> int:
+    """The length of the longest sequence."""
+    return max((stop - start for start, stop in pairwise(offsets)), default=0)
+
+
+def _declared_longest(longest: int, declared: int) -> None:
+    """Raise if a sequence is longer than what was declared as the maximum."""
+    if longest > declared:
+        raise ValueError(
+            f"the longest sequence has {longest} steps, but at most {declared} were declared: "
+            "declare the true maximum, or none."
+        )
+
+
+def _dtype_error(name: str, value: Tensor) -> TypeError:
+    """The complaint about a dtype that a scan does not compute in."""
+    return TypeError(
+        f"{name} must be float16, bfloat16, float32, float64, complex64 or complex128, but came as {value.dtype}: "
+        f"convert it, for example with {name}.float()."
+    )
+
+
+def _readable(values: Tensor) -> bool:
+    """Whether the values are in host memory and not hidden by a compiler's trace or a function transform."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(values) is Tensor
+        and values.device.type == "cpu"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(values)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a value is an integer, also a symbolic one."""
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _kind(value: Any) -> str:
+    """The name of a value's type."""
+    return type(value).__name__
