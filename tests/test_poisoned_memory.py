@@ -15,7 +15,9 @@ ALLOCATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64], ids=str
+)
 @pytest.mark.parametrize("allocation", ALLOCATIONS)
 def test_new_memory_is_not_a_number(allocation: str, dtype: torch.dtype, device: torch.device) -> None:
     assert ALLOCATIONS[allocation](torch.zeros(3, 4, dtype=dtype, device=device)).isnan().all()
