@@ -150,9 +150,7 @@ class Experiment:
         cases: dict[Case, None] = {}
         for (dtype, level, mode, gates, reverse, dim, lengths, B, C), T in product(product(*axes), self.T):
             total = sum(parse_lengths(lengths)) if lengths else T
-            case = Case(
-                self.stem, level, mode, dtype, B, C, total, dim, reverse, lengths, gates, self.draws, self.seed
-            )
+            case = Case(self.stem, level, mode, dtype, B, C, total, dim, reverse, lengths, gates, self.draws, self.seed)
             cases[case] = None
         return list(cases)
 

@@ -1,0 +1,143 @@
+"""Where a number comes from: the sources, the versions, the machine and what else it was doing.
+
+Every fact that cannot be found is None, with the reason beside it where the reader may wonder.
+"""
+
+import hashlib
+import importlib.metadata
+import io
+import os
+import platform
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.config import digest
+from experiments.gpu_state import gpu_state
+from experiments.hardware import ROOT, Machine
+
+MEASURED_SOURCES = ("scan", "experiments", "conf")
+PACKAGES = (
+    "accelerated-scan",
+    "associative-scan-triton",
+    "fla-core",
+    "jax",
+    "jaxlib",
+    "linrec",
+    "numpy",
+)
+KEY_FACTS = (
+    "gpu",
+    "cpu",
+    "cpu_threads",
+    "compute_capability",
+    "driver",
+    "cuda",
+    "torch",
+    "triton",
+    "python",
+    "source_hash",
+    "packages",
+)
+
+
+def collect_provenance(machine: Machine) -> dict[str, Any]:
+    """The facts that hold for a whole process; `measured_now` adds those of the moment."""
+    import torch
+
+    capability = ".".join(map(str, torch.cuda.get_device_capability(0))) if machine.device == "cuda" else None
+    cuda = torch.version.cuda if machine.device == "cuda" else None
+    return {
+        "gpu": machine.name,
+        "gpu_memory_gib": machine.memory_gib,
+        "compute_capability": capability,
+        "driver": gpu_state(machine.uuid)["driver"] if machine.device == "cuda" else None,
+        "cuda": cuda,
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "python": platform.python_version(),
+        "cpu": cpu_model(),
+        "cpu_threads": torch.get_num_threads(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        **sources(ROOT),
+    }
+
+
+def measured_now(machine: Machine) -> dict[str, Any]:
+    """The time, the GPU's clocks and who else uses it, at this moment."""
+    moment = {"measured_at": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    if machine.device != "cuda":
+        return moment
+    return moment | {name: value for name, value in gpu_state(machine.uuid).items() if name != "driver"}
+
+
+def key_of(case: Mapping[str, Any], provenance: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
+    """The unit of resume: equal keys mean that measuring again would repeat the same measurement."""
+    facts = {name: provenance.get(name) for name in KEY_FACTS}
+    return digest({"case": dict(case), "facts": facts, "choices": dict(choices)})
+
+
+def sources(root: Path) -> dict[str, Any]:
+    """Commit, whether what was measured differs from it, and the hash of the library's sources.
+
+    Without git (a copied tree), the commit is what the environment variable SCAN_COMMIT says.
+    """
+    facts: dict[str, Any] = {"commit": None, "dirty": None, "source_hash": hash_of_files(python_files(root))}
+    top = _git(root, "rev-parse", "--show-toplevel")
+    commit = _git(root, "rev-parse", "HEAD") if top and Path(top).resolve() == root.resolve() else None
+    if commit is None:
+        return facts | {"commit": os.environ.get("SCAN_COMMIT")}
+    changed = _git(root, "status", "--porcelain", "--", *MEASURED_SOURCES)
+    return facts | {"commit": commit, "dirty": None if changed is None else bool(changed)}
+
+
+def python_files(root: Path) -> dict[str, bytes]:
+    """The library's sources in a working tree, by their path in it."""
+    return {file.relative_to(root).as_posix(): file.read_bytes() for file in (root / "scan").rglob("*.py")}
+
+
+def python_files_at(root: Path, commit: str) -> dict[str, bytes] | None:
+    """The library's sources at a commit; None where git does not know it."""
+    made = subprocess.run(["git", "-C", str(root), "archive", commit, "scan"], capture_output=True, check=False)
+    if made.returncode:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
+        members = [member for member in archive.getmembers() if member.isfile() and member.name.endswith(".py")]
+        return {member.name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+
+
+def hash_of_files(files: Mapping[str, bytes]) -> str:
+    """One hash of names and contents, whatever the order of listing."""
+    total = hashlib.sha256()
+    for name in sorted(files):
+        total.update(f"{name}\0{len(files[name])}\0".encode())
+        total.update(files[name])
+    return total.hexdigest()
+
+
+def cpu_model() -> str:
+    """The processor's name as Linux reports it, else as Python does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
