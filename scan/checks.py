@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-_DTYPES = frozenset(
-    (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-)
+_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128))
 _OFFSET_DTYPES = frozenset((torch.int32, torch.int64))
 _SEED_KEYS = frozenset(("cu_seqlens", "chunk_size", "grid"))
 
@@ -49,7 +48,7 @@ def scan_arguments(
             "move one with gates.to(tokens.device)."
         )
     if cu_seqlens is not None:
-        _cu_seqlens_tensor(cu_seqlens, device)
+        cu_seqlens_tensor(cu_seqlens, device)
         if _readable(cu_seqlens):
             offset_values(cu_seqlens, shape[dim])
     if initial_state is not None:
@@ -78,7 +77,7 @@ def check_offsets(cu_seqlens: Tensor, total: int, longest: int | None = None) ->
         Traceback (most recent call last):
         ValueError: cu_seqlens must start with 0, but starts with 3: put a 0 in front of the cumulative lengths.
     """
-    _cu_seqlens_tensor(cu_seqlens, None)
+    cu_seqlens_tensor(cu_seqlens)
     offsets = offset_values(cu_seqlens, total)
     if longest is not None:
         _declared_longest(_longest(offsets), longest)
@@ -108,20 +107,33 @@ def offset_values(cu_seqlens: Tensor, total: int) -> list[int]:
 def lengths(values: Tensor) -> None:
     """Raise unless `values` can be lengths of sequences; looks for negative ones on the CPU only."""
     if values.dtype not in _OFFSET_DTYPES:
-        raise TypeError(f"lengths must be int32 or int64, but came as {values.dtype}: convert them with lengths.long().")
+        raise TypeError(
+            f"lengths must be int32 or int64, but came as {values.dtype}: convert them with lengths.long()."
+        )
     if values.ndim != 1:
         raise ValueError(
             f"lengths must have one axis, [N], but came with shape {tuple(values.shape)}: flatten them with "
             "lengths.flatten()."
         )
     if _readable(values) and values.numel() and int(values.min()) < 0:
+        raise ValueError(f"lengths must not be negative, but hold {int(values.min())}: use 0 for an empty sequence.")
+
+
+def packed_data(data: Tensor, cu_seqlens: Tensor) -> None:
+    """Raise unless `data` has a last axis along which `cu_seqlens` can pack; reads offsets on the CPU only."""
+    if not isinstance(data, Tensor):
+        raise TypeError(f"data must be a torch.Tensor, but came as {_kind(data)}: convert it with torch.as_tensor.")
+    if data.ndim == 0:
         raise ValueError(
-            f"lengths must not be negative, but hold {int(values.min())}: use 0 for an empty sequence."
+            "data must have a time axis, [..., T], but came with shape (): add axes with data.reshape(1, -1)."
         )
+    cu_seqlens_tensor(cu_seqlens, data.device, "data")
+    if _readable(cu_seqlens):
+        offset_values(cu_seqlens, data.shape[-1])
 
 
 def three_axes(a: Tensor, b: Tensor, names: tuple[str, str], axes: str) -> None:
-    """Raise unless two floating or complex tensors have one shape of three axes."""
+    """Raise unless two floating or complex tensors have one shape, of three axes, and one device."""
     for name, value in zip(names, (a, b), strict=True):
         if value.dtype not in _DTYPES:
             raise _dtype_error(name, value)
@@ -134,6 +146,25 @@ def three_axes(a: Tensor, b: Tensor, names: tuple[str, str], axes: str) -> None:
         raise ValueError(
             f"{names[0]} and {names[1]} must have the same shape, but came as {tuple(a.shape)} and {tuple(b.shape)}: "
             f"broadcast one with {names[0]}.expand_as({names[1]})."
+        )
+    if a.device != b.device:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must be on the same device, but are on {a.device} and {b.device}: "
+            f"move one with {names[0]}.to({names[1]}.device)."
+        )
+
+
+def state_of_three_axes(h0: Tensor, b: Tensor) -> None:
+    """Raise unless `h0` is an initial state for tokens `(batch, length, dim)`."""
+    shape = (b.shape[0], b.shape[2])
+    if tuple(h0.shape) != shape:
+        raise ValueError(
+            f"h0 must have the shape (batch, dim), {shape}, but came as {tuple(h0.shape)}: "
+            "expand or reshape it to that shape."
+        )
+    if h0.device != b.device:
+        raise ValueError(
+            f"h0 must be on the device of b, {b.device}, but is on {h0.device}: move it with h0.to(b.device)."
         )
 
 
@@ -158,7 +189,7 @@ def seed_arguments(args: Mapping[str, Any] | None, gates: Tensor, tokens: Tensor
             )
     cu_seqlens, chunk_size, grid = args.get("cu_seqlens"), args.get("chunk_size"), args.get("grid")
     if cu_seqlens is not None:
-        _cu_seqlens_tensor(cu_seqlens, tokens.device)
+        cu_seqlens_tensor(cu_seqlens, tokens.device)
     if chunk_size is not None and not (_is_count(chunk_size) and chunk_size > 0):
         raise ValueError(f"chunk_size must be a positive int, but came as {chunk_size!r}: pass for example 128.")
     if grid is not None:
@@ -169,6 +200,22 @@ def seed_arguments(args: Mapping[str, Any] | None, gates: Tensor, tokens: Tensor
             # The next power of two of the chunks, as get_grid counts them.
             _declared_longest(_longest(offsets), chunk_size * (1 << max(0, chunks - 1).bit_length()))
     return cu_seqlens
+
+
+def branches(tokens: Tensor, tokens_reverse: Tensor, reduce: str | None) -> None:
+    """Raise unless two directions of a bidirectional scan fit each other and what becomes of them."""
+    if tokens_reverse.shape != tokens.shape or tokens_reverse.device != tokens.device:
+        raise ValueError(
+            f"both branches must have the same shape and device, but came as {tuple(tokens.shape)} on {tokens.device} "
+            f"and {tuple(tokens_reverse.shape)} on {tokens_reverse.device}: scan them apart with linear_scan."
+        )
+    if reduce not in (None, "sum", "cat"):
+        raise ValueError(f'reduce must be None, "sum" or "cat", but came as {reduce!r}: choose one of the three.')
+    if reduce == "cat" and tokens.ndim < 2:
+        raise ValueError(
+            f'reduce="cat" must have a channel axis to join along, but tokens came with shape {tuple(tokens.shape)}: '
+            "add one with tokens.unsqueeze(0)."
+        )
 
 
 def _seed_grid(grid: Any, tokens: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -194,12 +241,12 @@ def _seed_grid(grid: Any, tokens: Tensor, cu_seqlens: Tensor | None) -> int:
     return grid[-2]
 
 
-def _cu_seqlens_tensor(cu_seqlens: Any, device: torch.device | None) -> None:
-    """Raise unless `cu_seqlens` is a vector of int32 or int64, not empty, on the device if one is given."""
+def cu_seqlens_tensor(cu_seqlens: Any, device: torch.device | None = None, packed: str = "tokens") -> None:
+    """Raise unless `cu_seqlens` is a vector of int32 or int64, not empty, on the device (if given) of what it packs."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(
             f"cu_seqlens must be a torch.Tensor of int32 or int64, but came as {_kind(cu_seqlens)}: "
-            "convert it with torch.tensor(cu_seqlens, dtype=torch.int32, device=tokens.device)."
+            f"convert it with torch.tensor(cu_seqlens, dtype=torch.int32, device={packed}.device)."
         )
     if cu_seqlens.dtype not in _OFFSET_DTYPES:
         raise TypeError(
@@ -212,8 +259,8 @@ def _cu_seqlens_tensor(cu_seqlens: Any, device: torch.device | None) -> None:
         )
     if device is not None and cu_seqlens.device != device:
         raise ValueError(
-            f"cu_seqlens must be on the device of tokens, {device}, but is on {cu_seqlens.device}: "
-            "move it with cu_seqlens.to(tokens.device)."
+            f"cu_seqlens must be on the device of {packed}, {device}, but is on {cu_seqlens.device}: "
+            f"move it with cu_seqlens.to({packed}.device)."
         )
 
 
@@ -277,7 +324,7 @@ def _readable(values: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and type(values) is Tensor
         and values.device.type == "cpu"
-        and not torch._C._functorch.is_functorch_wrapped_tensor(values)
+        and not is_functorch_wrapped_tensor(values)
     )
 
 
