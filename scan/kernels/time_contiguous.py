@@ -70,7 +70,11 @@ def load_gates(pointer, base, stride, position, end, rows, V: tl.constexpr, VECT
         return load_columns(pointer, base, stride, position, end, rows, 1.0, V, VECTOR, EVEN, DESCENDING, dtype)
 
 
-@triton.jit(do_not_specialize=["C", "T", "n_rows", "n_sequences"])
+@triton.jit(
+    do_not_specialize=[
+        "C", "T", "n_rows", "n_sequences", "gates_b", "gates_c", "tokens_b", "tokens_c", "states_b", "states_c",
+    ]
+)  # fmt: skip
 def forward(
     gates_ptr, tokens_ptr, states_ptr, initial_ptr, final_ptr,
     flags_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,
@@ -158,7 +162,12 @@ def forward(
             tl.store(final_ptr + row, carry, mask=rows)
 
 
-@triton.jit(do_not_specialize=["C", "T", "n_rows", "n_sequences"])
+@triton.jit(
+    do_not_specialize=[
+        "C", "T", "n_rows", "n_sequences", "gates_b", "gates_c", "states_b", "states_c", "d_states_b", "d_states_c",
+        "d_gates_b", "d_gates_c", "d_tokens_b", "d_tokens_c",
+    ]
+)  # fmt: skip
 def backward(
     gates_ptr, states_ptr, d_states_ptr, d_gates_ptr, d_tokens_ptr, initial_ptr, d_initial_ptr, d_final_ptr,
     flags_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,

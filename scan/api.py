@@ -1,0 +1,203 @@
+"""The public functions. Their meaning is `scan.reference.sequential_scan`; their speed is `scan.launch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scan import checks, ops
+
+
+class ScanOutput(NamedTuple):
+    """What `linear_scan` returns."""
+
+    states: Tensor
+    final_state: Tensor
+
+
+class BidirectionalOutput(NamedTuple):
+    """What `linear_scan_bidirectional` returns; `states_reverse` is None where `reduce` put both into `states`."""
+
+    states: Tensor
+    states_reverse: Tensor | None
+    final_state: Tensor
+    final_state_reverse: Tensor
+
+
+def linear_scan(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None = None,
+    *,
+    dim: int = -1,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    log_gates: bool = False,
+) -> ScanOutput:
+    """`h[t] = gates[t] * h[t-1] + tokens[t]` along time.
+
+    Differentiable in gates, tokens and initial_state, and through final_state, to any order in eager mode, once under
+    torch.compile. The state is carried in float32 (float64 where an input is float64, complex where one is complex)
+    whatever the input dtypes, and rounded once to the dtype of `tokens`. Every gradient has its input's dtype. Inputs
+    are never modified. CUDA tensors run Triton kernels, CPU tensors plain PyTorch.
+
+    Packed sequences (`cu_seqlens`) are scanned independently, every row alike. Positions past the last offset are
+    allowed and hold zero states and zero gradients. On CUDA the offsets are not read on the host: where they are
+    invalid, states and gradients are filled with NaN, and `check_offsets` says what is wrong.
+
+    Args:
+        gates: factors, `[..., T]` or, with `dim=-2`, `[..., T, C]`; float16, bfloat16, float32, float64 or complex.
+        tokens: inputs, the shape of `gates`; the dtype may differ.
+        initial_state: state before the first step, the shape of `tokens` without the time axis, with `N` in front
+            when packed. None means zeros.
+        dim: time axis: -1 (time last) or -2 (channels last).
+        reverse: from the last step to the first: `h[t] = gates[t] * h[t+1] + tokens[t]`.
+        cu_seqlens: cumulative lengths of N packed sequences, `[N + 1]`, int32 or int64, on the device of `tokens`.
+            None means one sequence a row.
+        log_gates: `gates` holds the logarithms of the factors, and receives the gradient in them.
+
+    Returns:
+        `ScanOutput(states, final_state)`. `states` has the shape, dtype and strides of `tokens` (dense where those
+        overlap or leave gaps). `final_state`, the state after each sequence's last step in scan order, has the shape
+        of `initial_state` and the accumulation dtype; an empty sequence passes its initial state on.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: shapes, devices or `dim` do not fit, or, on the CPU, offsets are invalid.
+
+    Example:
+        >>> gates = torch.full((1, 3), 0.5)
+        >>> linear_scan(gates, torch.tensor([[1.0, 2.0, 4.0]]))
+        ScanOutput(states=tensor([[1.0000, 2.5000, 5.2500]]), final_state=tensor([5.2500]))
+        >>> linear_scan(gates, torch.tensor([[1.0, 2.0, 4.0]]), reverse=True).states
+        tensor([[3., 4., 4.]])
+        >>> offsets = torch.tensor([0, 1, 3])
+        >>> linear_scan(gates, torch.tensor([[1.0, 2.0, 4.0]]), cu_seqlens=offsets).states
+        tensor([[1., 2., 5.]])
+    """
+    checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
+    return ScanOutput(*ops.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates))
+
+
+def linear_scan_bidirectional(
+    gates: Tensor,
+    tokens: Tensor,
+    gates_reverse: Tensor | None = None,
+    tokens_reverse: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    initial_state_reverse: Tensor | None = None,
+    *,
+    dim: int = -1,
+    cu_seqlens: Tensor | None = None,
+    log_gates: bool = False,
+    reduce: Literal["sum", "cat"] | None = None,
+) -> BidirectionalOutput:
+    """`linear_scan` of one branch and reverse `linear_scan` of another, or of the same, both in original time order.
+
+    Args:
+        gates: factors of the forward branch, as in `linear_scan`.
+        tokens: inputs of the forward branch.
+        gates_reverse: factors of the reverse branch; None means `gates`.
+        tokens_reverse: inputs of the reverse branch; None means `tokens`.
+        initial_state: state before the first step of the forward branch; None means zeros.
+        initial_state_reverse: state after the last step of the reverse branch; None means zeros.
+        dim: time axis: -1 or -2.
+        cu_seqlens: cumulative lengths of packed sequences, the same for both branches.
+        log_gates: gates hold logarithms.
+        reduce: None returns both branches; "sum" adds them; "cat" joins them along the channel axis.
+
+    Returns:
+        `BidirectionalOutput(states, states_reverse, final_state, final_state_reverse)`. With `reduce`, `states` holds
+        the sum, or both with twice the channels, and `states_reverse` is None.
+
+    Raises:
+        TypeError, ValueError: as `linear_scan`, and where `reduce` is unknown or the branches differ in shape.
+
+    Example:
+        >>> ones = torch.ones(1, 3)
+        >>> linear_scan_bidirectional(ones, torch.tensor([[1.0, 2.0, 4.0]]), reduce="sum").states
+        tensor([[ 8.,  9., 11.]])
+    """
+    gates_reverse = gates if gates_reverse is None else gates_reverse
+    tokens_reverse = tokens if tokens_reverse is None else tokens_reverse
+    checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
+    checks.scan_arguments(gates_reverse, tokens_reverse, initial_state_reverse, dim, cu_seqlens)
+    checks.branches(tokens, tokens_reverse, reduce)
+    states, final = ops.scan(gates, tokens, initial_state, cu_seqlens, dim, False, log_gates)
+    states_reverse, final_reverse = ops.scan(
+        gates_reverse, tokens_reverse, initial_state_reverse, cu_seqlens, dim, True, log_gates
+    )
+    assert final is not None and final_reverse is not None
+    if reduce == "sum":
+        return BidirectionalOutput(states + states_reverse, None, final, final_reverse)
+    if reduce == "cat":
+        channels = -2 if dim == -1 else -1
+        return BidirectionalOutput(torch.cat((states, states_reverse), channels), None, final, final_reverse)
+    return BidirectionalOutput(states, states_reverse, final, final_reverse)
+
+
+def scan_causal(gates: Tensor, tokens: Tensor, args: Mapping[str, Any] | None = None) -> Tensor:
+    """`h[t] = gates[t] * h[t-1] + tokens[t]` along the last axis; `linear_scan` under its first name.
+
+    Args:
+        gates: factors, `[C, T]` or `[B, C, T]`.
+        tokens: inputs, the shape of `gates`.
+        args: may hold `cu_seqlens` (see `linear_scan`), and `chunk_size` and `grid` (see `get_grid`), which never
+            change a result; None means one sequence a row.
+
+    Returns:
+        States, the shape and dtype of `tokens`.
+
+    Raises:
+        TypeError, ValueError: as `linear_scan`, and where `grid` contradicts the data.
+
+    Example:
+        >>> scan_causal(torch.full((1, 3), 0.5), torch.ones(1, 3))
+        tensor([[1.0000, 1.5000, 1.7500]])
+    """
+    cu_seqlens = checks.seed_arguments(args, gates, tokens)
+    checks.scan_arguments(gates, tokens, None, -1, cu_seqlens)
+    return ops.scan(gates, tokens, None, cu_seqlens, want_final=False)[0]
+
+
+def scan_bidirectional_branched(
+    gates_fwd: Tensor,
+    tokens_fwd: Tensor,
+    gates_bwd: Tensor,
+    tokens_bwd: Tensor,
+    args: Mapping[str, Any] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`scan_causal` of one branch and the same from the last step to the first of another.
+
+    Args:
+        gates_fwd: factors of the forward branch, `[C, T]` or `[B, C, T]`.
+        tokens_fwd: inputs of the forward branch.
+        gates_bwd: factors of the reverse branch.
+        tokens_bwd: inputs of the reverse branch.
+        args: as in `scan_causal`, for both branches.
+
+    Returns:
+        States of the forward and of the reverse branch, both in original time order.
+
+    Raises:
+        TypeError, ValueError: as `scan_causal`.
+
+    Example:
+        >>> gates, tokens = torch.full((1, 3), 0.5), torch.ones(1, 3)
+        >>> scan_bidirectional_branched(gates, tokens, gates, tokens)
+        (tensor([[1.0000, 1.5000, 1.7500]]), tensor([[1.7500, 1.5000, 1.0000]]))
+    """
+    cu_seqlens = checks.seed_arguments(args, gates_fwd, tokens_fwd)
+    checks.scan_arguments(gates_fwd, tokens_fwd, None, -1, cu_seqlens)
+    checks.scan_arguments(gates_bwd, tokens_bwd, None, -1, cu_seqlens)
+    checks.branches(tokens_fwd, tokens_bwd, None)
+    states = ops.scan(gates_fwd, tokens_fwd, None, cu_seqlens, want_final=False)[0]
+    return states, ops.scan(gates_bwd, tokens_bwd, None, cu_seqlens, reverse=True, want_final=False)[0]
+
+
+# Every name compiles without a graph break; the names of old callers stay.
+scan_causal_compiled = scan_causal
+scan_bidirectional_branched_compiled = scan_bidirectional_branched

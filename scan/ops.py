@@ -1,0 +1,348 @@
+"""The operator boundary: one scan as an autograd.Function for eager calls and as a registered operator for the rest.
+
+Eager calls take the Function: it is cheaper, and the only form whose forward-mode derivative is right. Calls that are
+traced (compile, export, tensor subclasses, dispatch modes) take `torch.ops.linear_scan.scan`. Both run the same code:
+`launch` on CUDA, or on any device under `TRITON_INTERPRET=1`; `cpu` elsewhere.
+
+First derivatives run the fused backward. Wherever a derivative must itself be differentiable or batched, it is written
+as scans and elementwise operations (`_differentiable_backward`), which differentiate to any order.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scan import cpu, launch
+from scan.packing import shift_states
+
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def scan(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    dim: int = -1,
+    reverse: bool = False,
+    log_gates: bool = False,
+    want_final: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """States and, if wanted, the final state of checked arguments, differentiable."""
+    batched = _is_batched(gates) or _is_batched(tokens) or (initial_state is not None and _is_batched(initial_state))
+    if batched or _is_traced(gates, tokens, initial_state):
+        if torch.autograd.forward_ad._current_level >= 0 and not batched:
+            raise RuntimeError(
+                "expected an eager call under forward-mode differentiation, but the scan is being traced by "
+                "torch.compile or a tensor subclass: compute forward-mode derivatives outside the compiled function."
+            )
+        return torch.ops.linear_scan.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
+    if _is_differentiated(gates, tokens, initial_state):
+        return _Scan.apply(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)  # type: ignore[no-any-return]
+    return _implementation(tokens).forward(
+        gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
+    )
+
+
+def _implementation(tensor: Tensor) -> ModuleType:
+    return launch if tensor.is_cuda or _INTERPRETED else cpu
+
+
+def _is_traced(gates: Tensor, tokens: Tensor, initial_state: Tensor | None) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or type(gates) not in _PLAIN
+        or type(tokens) not in _PLAIN
+        or (initial_state is not None and type(initial_state) not in _PLAIN)
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+# What `autograd.grad(is_grads_batched=True)` and vectorised Jacobians pass; the dispatcher loops over the entries.
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+
+def _is_differentiated(gates: Tensor, tokens: Tensor, initial_state: Tensor | None) -> bool:
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and (
+        gates.requires_grad or tokens.requires_grad or (initial_state is not None and initial_state.requires_grad)
+    )
+
+
+class _Scan(torch.autograd.Function):
+    """The scan of eager calls."""
+
+    @staticmethod
+    def forward(
+        gates: Tensor,
+        tokens: Tensor,
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        dim: int,
+        reverse: bool,
+        log_gates: bool,
+        want_final: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        return _implementation(tokens).forward(
+            gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
+        gates, tokens, initial_state, cu_seqlens, ctx.dim, ctx.reverse, ctx.log_gates, ctx.want_final = inputs
+        ctx.tokens_dtype = tokens.dtype
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gates, output[0], initial_state, cu_seqlens)
+        ctx.save_for_forward(gates, output[0], initial_state, cu_seqlens)
+
+    @staticmethod
+    def backward(ctx: Any, d_states: Tensor | None, d_final_state: Tensor | None) -> tuple[Tensor | None, ...]:
+        gates, states, initial_state, cu_seqlens = ctx.saved_tensors
+        if d_states is None and d_final_state is None:
+            return (None,) * 8
+        again = (
+            torch.is_grad_enabled()
+            or torch._C._are_functorch_transforms_active()
+            or any(d is not None and _is_batched(d) for d in (d_states, d_final_state))
+        )
+        run = _differentiable_backward if again else _implementation(gates).backward
+        d_gates, d_tokens, d_initial_state = run(
+            gates, states, initial_state, cu_seqlens, d_states, d_final_state, ctx.tokens_dtype,
+            ctx.dim, ctx.reverse, ctx.log_gates, tuple(ctx.needs_input_grad[:3]),
+        )  # fmt: skip
+        return d_gates, d_tokens, d_initial_state, None, None, None, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any, gates_t: Tensor | None, tokens_t: Tensor | None, initial_t: Tensor | None, *_: None
+    ) -> tuple[Tensor, Tensor | None]:
+        gates, states, initial_state, cu_seqlens = ctx.saved_tensors
+        # h' = g h'[t-1] + (x' + g' h[t-1]): the same recurrence with other tokens.
+        dtype = cpu.accumulation_dtype(gates.dtype, ctx.tokens_dtype)
+        source = torch.zeros_like(states, dtype=dtype) if tokens_t is None else tokens_t.to(dtype)
+        if gates_t is not None:
+            source = source + _gate_tangent(gates, gates_t, dtype, ctx.log_gates) * shift_states(
+                states, initial_state, cu_seqlens, ctx.dim, ctx.reverse
+            )
+        states_t, final_t = scan(gates, source, initial_t, cu_seqlens, ctx.dim, ctx.reverse, ctx.log_gates)
+        return states_t.to(states.dtype), final_t if ctx.want_final else None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        gates: Tensor,
+        tokens: Tensor,
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        dim: int,
+        reverse: bool,
+        log_gates: bool,
+        want_final: bool,
+    ) -> tuple[tuple[Tensor, Tensor | None], tuple[int, int | None]]:
+        if in_dims[3] is not None:
+            raise ValueError(
+                "expected one cu_seqlens for all entries under vmap, but it came batched: "
+                "loop over the batch, or pack all entries along time."
+            )
+        packed = cu_seqlens is not None
+        gates = _batch_first(gates, in_dims[0], info.batch_size, 0)
+        tokens = _batch_first(tokens, in_dims[1], info.batch_size, 0)
+        if initial_state is not None:
+            # Rows lie behind the sequences of a packed state.
+            initial_state = _batch_first(initial_state, in_dims[2], info.batch_size, int(packed))
+        output = scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
+        return output, (0, int(packed) if want_final else None)
+
+
+def _batch_first(tensor: Tensor, batch_dim: int | None, size: int, to: int) -> Tensor:
+    if batch_dim is None:
+        tensor = tensor.unsqueeze(to)
+        return tensor.expand(*tensor.shape[:to], size, *tensor.shape[to + 1 :])
+    return tensor.movedim(batch_dim, to)
+
+
+def _gate_tangent(gates: Tensor, gates_t: Tensor, dtype: torch.dtype, log_gates: bool) -> Tensor:
+    return gates_t.to(dtype) * gates.to(dtype).exp() if log_gates else gates_t.to(dtype)
+
+
+def _differentiable_backward(
+    gates: Tensor,
+    states: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    d_states: Tensor | None,
+    d_final_state: Tensor | None,
+    tokens_dtype: torch.dtype,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradient as scans and elementwise operations, which autograd can differentiate again."""
+    dtype = cpu.accumulation_dtype(gates.dtype, tokens_dtype)
+    linear = gates.to(dtype).exp() if log_gates else gates.to(dtype)
+    # The gate of the step that the opposite scan has met before; 0 at the first step that it meets in a sequence.
+    met = shift_states(linear, None, cu_seqlens, dim, not reverse).conj()
+    source = torch.zeros_like(states, dtype=dtype) if d_states is None else d_states.to(dtype)
+    if d_final_state is not None:
+        source = source + shift_states(torch.zeros_like(source), d_final_state.to(dtype), cu_seqlens, dim, not reverse)
+    d_tokens, d_first = scan(met, source, None, cu_seqlens, dim, not reverse)
+    d_gates = d_initial_state = None
+    if needs[0]:
+        before = shift_states(states.to(dtype), None if initial_state is None else initial_state.to(dtype),
+                              cu_seqlens, dim, reverse)  # fmt: skip
+        d_gates = d_tokens * before.conj()
+        if log_gates:
+            d_gates = d_gates * linear.conj()
+        d_gates = _in_dtype(d_gates, gates.dtype)
+    if needs[2] and initial_state is not None and d_first is not None:
+        # The gate of each sequence's first step: what the opposite scan ends with when every gate is 0.
+        ones = torch.ones_like(d_first)
+        _, first_gate = scan(torch.zeros_like(linear), linear.conj(), ones, cu_seqlens, dim, not reverse)
+        assert first_gate is not None
+        passed = torch.zeros_like(d_first) if d_final_state is None else d_final_state
+        _, d_first = scan(met, source, passed, cu_seqlens, dim, not reverse)
+        assert d_first is not None
+        d_initial_state = _in_dtype(first_gate * d_first, initial_state.dtype)
+    return d_gates, _in_dtype(d_tokens, tokens_dtype) if needs[1] else None, d_initial_state
+
+
+def _in_dtype(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    if gradient.is_complex() and not dtype.is_complex:
+        gradient = gradient.real
+    return gradient.to(dtype)
+
+
+_library = torch.library.Library("linear_scan", "DEF")
+_library.define(
+    "scan(Tensor gates, Tensor tokens, Tensor? initial_state, Tensor? cu_seqlens, int dim, bool reverse, "
+    "bool log_gates) -> (Tensor, Tensor)"
+)
+_library.define(
+    "scan_backward(Tensor gates, Tensor states, Tensor? initial_state, Tensor? cu_seqlens, Tensor? d_states, "
+    "Tensor? d_final_state, ScalarType tokens_dtype, int dim, bool reverse, bool log_gates, bool needs_gates, "
+    "bool needs_tokens, bool needs_initial_state) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _scan(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+) -> tuple[Tensor, Tensor]:
+    return _implementation(tokens).forward(  # type: ignore[no-any-return]
+        gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, True
+    )
+
+
+def _scan_backward(
+    gates: Tensor,
+    states: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    d_states: Tensor | None,
+    d_final_state: Tensor | None,
+    tokens_dtype: torch.dtype,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    needs_gates: bool,
+    needs_tokens: bool,
+    needs_initial_state: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradients = _implementation(gates).backward(
+        gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
+        dim, reverse, log_gates, (needs_gates, needs_tokens, needs_initial_state),
+    )  # fmt: skip
+    # An operator returns tensors: an empty one for each gradient that nothing asks for.
+    return tuple(gates.new_empty(0) if g is None else g for g in gradients)  # type: ignore[return-value]
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("scan", _scan, _device)
+    _library.impl("scan_backward", _scan_backward, _device)
+
+
+@torch.library.register_fake("linear_scan::scan", lib=_library)
+def _scan_fake(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+) -> tuple[Tensor, Tensor]:
+    states = torch.empty_like(tokens, dtype=cpu.states_dtype(gates.dtype, tokens.dtype))
+    shape = [*tokens.shape[:-1]] if dim == -1 else [*tokens.shape[:-2], tokens.shape[-1]]
+    if cu_seqlens is not None:
+        shape.insert(0, cu_seqlens.shape[0] - 1)
+    return states, tokens.new_empty(shape, dtype=cpu.accumulation_dtype(gates.dtype, tokens.dtype))
+
+
+@torch.library.register_fake("linear_scan::scan_backward", lib=_library)
+def _scan_backward_fake(
+    gates: Tensor,
+    states: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    d_states: Tensor | None,
+    d_final_state: Tensor | None,
+    tokens_dtype: torch.dtype,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    needs_gates: bool,
+    needs_tokens: bool,
+    needs_initial_state: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    empty = gates.new_empty(0)
+    return (
+        torch.empty_like(gates) if needs_gates else empty,
+        torch.empty_like(states, dtype=tokens_dtype) if needs_tokens else gates.new_empty(0),
+        torch.empty(initial_state.shape, dtype=initial_state.dtype, device=gates.device)
+        if needs_initial_state and initial_state is not None
+        else gates.new_empty(0),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    gates, tokens, initial_state, cu_seqlens, ctx.dim, ctx.reverse, ctx.log_gates = inputs
+    ctx.tokens_dtype = tokens.dtype
+    ctx.save_for_backward(gates, output[0], initial_state, cu_seqlens)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, d_states: Tensor | None, d_final_state: Tensor | None) -> tuple[Tensor | None, ...]:
+    gates, states, initial_state, cu_seqlens = ctx.saved_tensors
+    needs = ctx.needs_input_grad[:3]
+    if d_states is None and d_final_state is None:
+        return (None,) * 7
+    gradients = torch.ops.linear_scan.scan_backward(
+        gates, states, initial_state, cu_seqlens, d_states, d_final_state, ctx.tokens_dtype,
+        ctx.dim, ctx.reverse, ctx.log_gates, *needs,
+    )  # fmt: skip
+    return (*(g if need else None for g, need in zip(gradients, needs, strict=True)), None, None, None, None)
+
+
+def _no_second_derivative(ctx: Any, *_: Any) -> None:
+    raise RuntimeError(
+        "expected an eager call for a second derivative, but the scan was traced by torch.compile or a tensor subclass: "
+        "differentiate twice outside the compiled function."
+    )
+
+
+torch.library.register_autograd("linear_scan::scan", _gradients, setup_context=_save, lib=_library)
+torch.library.register_autograd("linear_scan::scan_backward", _no_second_derivative, lib=_library)
