@@ -1,0 +1,1 @@
+"""The paper: stored results in, figures, tables, numbers and a PDF out."""

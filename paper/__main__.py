@@ -1,0 +1,61 @@
+"""`python -m paper`: figures, tables, numbers and the PDF from stored results."""
+
+import argparse
+import importlib
+import pkgutil
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paper import figures, latex, numbers, tables
+from paper.measurements import Measurements, ResultsError, gather
+from paper.typeset import Float
+
+HERE = Path(__file__).parent
+SOURCES = ("main.tex", "artifact.tex", "references.bib")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Builds and says in one line each what came of it; 1 where the results or LaTeX are at fault."""
+    parser = argparse.ArgumentParser(prog="python -m paper", description=__doc__)
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="stored records (default: %(default)s)")
+    parser.add_argument(
+        "--also", type=Path, action="append", default=[], help="outputs of a run on this machine, shown apart"
+    )
+    parser.add_argument("--out", type=Path, default=HERE / "build", help="where to build (default: %(default)s)")
+    chosen = parser.parse_args(arguments)
+    try:
+        measurements = gather(chosen.results, chosen.also)
+        floats = build(measurements, chosen.out)
+        print(f"{sum(len(made) for made in floats.values())} figures and tables are in {chosen.out}.")
+        if latex.available():
+            newest = numbers.newest(measurements)
+            print(f"The paper is {latex.compile_pdf(chosen.out, int(newest.timestamp()) if newest else 0)}.")
+        else:
+            print(f"There is no PDF, because latexmk is not installed; on Debian: {latex.INSTALL}.")
+    except (ResultsError, latex.LatexError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def build(measurements: Measurements, folder: Path) -> dict[str, list[Float]]:
+    """Writes everything that the LaTeX sources input, and the sources; returns the floats by file name."""
+    floats = {}
+    for package, kind in ((figures, "figures"), (tables, "tables")):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        for found in pkgutil.iter_modules(package.__path__):
+            module = importlib.import_module(f"paper.{kind}.{found.name}")
+            made = module.make(measurements, folder) if kind == "figures" else module.make(measurements)
+            floats[f"{kind}/{found.name}"] = made
+            text = "\n\n".join(each.body for each in made)
+            (folder / kind / f"{found.name}.tex").write_text(text + "\n", encoding="utf-8")
+    (folder / "numbers.tex").write_text(numbers.make(measurements, floats), encoding="utf-8")
+    for name in SOURCES:
+        shutil.copyfile(HERE / name, folder / name)
+    return floats
+
+
+if __name__ == "__main__":
+    sys.exit(main())

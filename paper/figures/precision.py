@@ -1,0 +1,106 @@
+"""Precision: errors as multiples of rounding once, and the states' errors beside the published ones."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from paper import lines, style
+from paper.captions import counts
+from paper.measurements import Machine, Measurements
+from paper.typeset import Float, escape, figure, listed
+
+
+def make(measurements: Measurements, folder: Path) -> list[Float]:
+    """The figures that the stored precision records allow."""
+    floats = []
+    for machine in measurements.having("precision", ("paper", "here")):
+        for gates in style.GATES:
+            rows = measurements.of(machine, "precision", gates=gates)
+            if len(rows) and rows[_factors()].notna().any(axis=None):
+                floats.append(_of_rounding(machine, gates, rows, folder))
+    return floats + _beside_published(measurements, folder)
+
+
+def _factors() -> list[str]:
+    return [f"{quantity}_factor" for quantity in style.QUANTITIES]
+
+
+def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path) -> Float:
+    quantities = [quantity for quantity in style.QUANTITIES if rows[f"{quantity}_factor"].notna().any()]
+    dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
+    figure_, axes = style.grid(len(quantities), len(dtypes), 0.75 + 1.4 * len(quantities))
+    for i, quantity in enumerate(quantities):
+        for j, dtype in enumerate(dtypes):
+            panel = axes[i][j]
+            points = rows[rows["dtype"] == dtype]
+            panel.set_yscale("log")
+            style.limit(panel, "rounded once")
+            for provider in style.in_order(points["provider"]):
+                look = style.look(provider)
+                of_provider = points[points["provider"] == provider]
+                lines.draw(panel, of_provider, f"{quantity}_factor", look.label, look, front=provider == "ours")
+            style.time_axis(panel, sorted(set(rows["T"])))
+            style.plain_log_axis(panel)
+            low, high = panel.get_ylim()
+            panel.set_ylim(min(low, 0.8), max(high, 4))
+            panel.set_title(f"{style.QUANTITIES[quantity]}, {dtype}")
+        axes[i][0].set_ylabel("RMSE / rounding error")
+    for panel in axes[-1]:
+        panel.set_xlabel("sequence length T")
+    style.legend_above(figure_, axes, 5)
+    pdf = f"figures/precision-{gates.replace('_', '-')}-{machine.slug}.pdf"
+    style.save(figure_, folder / pdf)
+    caption = (
+        f"Errors on {escape(machine.title)}, {escape(style.GATES[gates])}, $C={counts(rows['C'])}$: RMSE against a "
+        "sequential float64 scan, divided by that of rounding the exact result once to the type. Means of "
+        f"{counts(rows['draws'])} draws; bars span 95\\,\\% of the draws.{_failures(rows)}"
+    )
+    return figure(f"fig:precision:{gates}:{machine.slug}", pdf, caption)
+
+
+def _failures(rows: pd.DataFrame) -> str:
+    failed = rows[rows["status"].isin(lines.FAILED)]
+    said = []
+    for (_, provider, dtype, status), points in failed.groupby(
+        [failed["provider"].map(list(style.LOOKS).index), "provider", "dtype", "status"], sort=True
+    ):
+        lengths = listed([str(T) for T in sorted(set(points["T"]))])
+        said.append(f"{style.look(provider).label} in {dtype} {status} at T = {lengths}")
+    return f" Crosses at the upper edge: {escape('; '.join(said))}." if said else ""
+
+
+def _beside_published(measurements: Measurements, folder: Path) -> list[Float]:
+    """RMSE of the states as the published table has it, ours and the same peers beside."""
+    published = measurements.having("precision", ("published",))
+    if not published:
+        return []
+    rows = measurements.of(published[0], "precision")
+    main = measurements.main("precision")
+    series = [(published[0], provider) for provider in style.in_order(rows["provider"])]
+    if main is not None:
+        series.insert(0, (main, "ours"))
+    dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
+    figure_, axes = style.grid(1, len(dtypes), 2.2, share_y=False)
+    for panel, dtype in zip(axes[0], dtypes, strict=True):
+        panel.set_yscale("log")
+        for machine, provider in series:
+            points = measurements.of(machine, "precision", dtype=dtype, provider=provider, gates="uniform_0_1")
+            if len(points):
+                look = style.look(provider)
+                lines.draw(panel, points, "states_rmse", f"{look.label}, {machine.title}", look, provider == "ours")
+        style.time_axis(panel, sorted(set(rows["T"])))
+        panel.set_title(f"states, {dtype}")
+        panel.set_xlabel("sequence length T")
+        low, high = panel.get_ylim()
+        panel.set_ylim(low / 1.5, high * 1.5)
+    axes[0][0].set_ylabel("RMSE")
+    style.legend_above(figure_, axes, 2)
+    pdf = "figures/precision-published.pdf"
+    style.save(figure_, folder / pdf)
+    caption = (
+        f"RMSE of the states against a sequential float64 scan, as printed for {escape(published[0].name)} "
+        f"(source: {escape(rows['source'].iloc[0])})"
+        + (f", beside ours on {escape(main.title)}." if main else ".")
+        + _failures(rows)
+    )
+    return [figure("fig:precision:published", pdf, caption)]

@@ -1,0 +1,178 @@
+"""All stored records as one table, grouped by the machine that made them.
+
+`experiments.records.tidy` gives a row per case and provider; added here are the file a row comes from, the machine, and
+the ratios that the paper shows: providers of a case are measured in turns, so that a ratio is taken within each turn
+and its median and interval are those of the ratios.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.records import QUANTITIES, load, median_interval, tidy
+
+ORIGINS = ("paper", "here", "published")
+WITHOUT_CLAIM = ("smoke",)
+"""Experiments that only show that a sweep runs."""
+
+
+class ResultsError(ValueError):
+    """Stored results that cannot be used; the message is one sentence that says what to do."""
+
+
+@dataclass(frozen=True, order=True)
+class Machine:
+    """A GPU or CPU by the name in its records, and where those records are from."""
+
+    origin: str
+    """`paper`: committed with it; `here`: measured by whoever builds it; `published`: printed by others."""
+    hardware: str
+    name: str
+
+    @property
+    def slug(self) -> str:
+        """A word for file names and labels."""
+        word = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        return word if self.origin == "paper" else f"{word}-{self.origin}"
+
+    @property
+    def title(self) -> str:
+        """What captions call it."""
+        return self.name + {"paper": "", "here": " (measured here)", "published": " (published)"}[self.origin]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Every row that the paper may show."""
+
+    rows: pd.DataFrame
+    machines: tuple[Machine, ...]
+
+    def of(self, machine: Machine, stem: str, **equal: object) -> pd.DataFrame:
+        """The rows of one machine and stem whose columns have the given values."""
+        rows = self.rows
+        chosen = (rows["machine"] == machine) & (rows["stem"] == stem)
+        for column, value in equal.items():
+            chosen &= rows[column] == value
+        return rows[chosen]
+
+    def having(self, stem: str, origins: Sequence[str] = ORIGINS, cpu: bool = False) -> list[Machine]:
+        """The GPUs (or CPUs) with rows of that stem, the paper's own first."""
+        return [
+            machine
+            for machine in self.machines
+            if machine.origin in origins and (machine.hardware == "cpu") == cpu and len(self.of(machine, stem))
+        ]
+
+    def main(self, stem: str) -> Machine | None:
+        """The GPU that the prose is about: the one with most rows, of the committed ones or else of those from here."""
+        for origin in ("paper", "here"):
+            found = self.having(stem, (origin,))
+            if found:
+                return max(found, key=lambda machine: len(self.of(machine, stem)))
+        return None
+
+
+def gather(results: Path, also: Sequence[Path] = ()) -> Measurements:
+    """The records below `results` (those in its folder `published` are others') and below each folder in `also`."""
+    if not results.is_dir():
+        raise ResultsError(f"--results must be a folder of stored records such as paper/results, got {results}.")
+    files = [
+        (file, "published" if "published" in file.relative_to(results).parts else "paper")
+        for file in sorted(results.rglob("*.jsonl"))
+    ]
+    for folder in also:
+        if not folder.is_dir():
+            raise ResultsError(f"--also must be a folder of outputs of `python -m experiments`, got {folder}.")
+        files += [(file, "here") for file in sorted(folder.rglob("record.json"))]
+    parts, stored = [], set()
+    for file, origin in files:
+        records = [record for record in _load(file) if record["stem"] not in WITHOUT_CLAIM]
+        if origin == "here":
+            records = [record for record in records if _identity(record) not in stored]
+        else:
+            stored.update(map(_identity, records))
+        if records:
+            parts.append(_rows(records, file, origin))
+    if not parts:
+        raise ResultsError(f"There are no records below {results}; restore paper/results from version control.")
+    rows = pd.concat(parts, ignore_index=True)
+    machines = sorted(set(rows["machine"]), key=lambda each: (ORIGINS.index(each.origin), each))
+    return Measurements(rows, tuple(machines))
+
+
+def _load(file: Path) -> list[dict[str, Any]]:
+    try:
+        return load(file)
+    except json.JSONDecodeError as error:
+        raise ResultsError(f"{file} holds a line that is not JSON ({error}); restore or delete it.") from error
+    except ValueError as error:
+        raise ResultsError(f"{file} cannot be read: {error}") from error
+
+
+def _identity(record: Mapping[str, Any]) -> tuple[str, Any]:
+    """The same measurement, whether still among the outputs or already stored."""
+    return record["case_id"], (record.get("provenance") or {}).get("measured_at")
+
+
+def _rows(records: Sequence[Mapping[str, Any]], file: Path, origin: str) -> pd.DataFrame:
+    added = [_added(record, name) for record in records for name in record["providers"]]
+    machines = [_machine(record, origin) for record in records for _ in record["providers"]]
+    rows = pd.concat([tidy(records), pd.DataFrame(added)], axis=1)
+    return rows.assign(machine=machines, file=file.as_posix())
+
+
+def _machine(record: Mapping[str, Any], origin: str) -> Machine:
+    provenance = record.get("provenance") or {}
+    name = provenance.get("cpu" if record["hardware"] == "cpu" else "gpu")
+    return Machine(origin, record["hardware"], name or record["hardware"])
+
+
+def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
+    providers, provenance = record["providers"], record.get("provenance") or {}
+    protocol, result = record.get("protocol") or {}, providers[provider]
+    row: dict[str, Any] = {
+        **{word: provenance.get(word) for word in ("driver", "cuda", "torch", "triton", "python", "cpu")},
+        "l2": protocol.get("l2"),
+        "printed_speedup": (record.get("published") or {}).get("printed_speedup"),
+        "roofline_exceeded_by": (protocol.get("roofline_exceeded_by") or {}).get(provider),
+        "host_low_us": None,
+        "host_high_us": None,
+    }
+    if result.get("host_samples_us"):
+        row["host_low_us"], row["host_high_us"] = median_interval(result["host_samples_us"])
+    for column, other in (("fraction", "roofline"), ("over_warp", "warp")):
+        row |= _ratio(column, providers.get(other) or {}, result)
+    for quantity in QUANTITIES:
+        row |= _spread(quantity, (result.get("errors") or {}).get(quantity))
+    return row
+
+
+def _ratio(column: str, other: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """The other's time over this one's; medians alone, where only medians were printed, have no interval."""
+    theirs, ours = other.get("samples_ms") or [], result.get("samples_ms") or []
+    point = low = high = None
+    if theirs and len(theirs) == len(ours):
+        ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+        point, (low, high) = statistics.median(ratios), median_interval(ratios)
+    elif other.get("median_ms") and result.get("median_ms"):
+        point = other["median_ms"] / result["median_ms"]
+    return {column: point, f"{column}_low": low, f"{column}_high": high}
+
+
+def _spread(quantity: str, errors: Any) -> dict[str, Any]:
+    """The error of rounding once, and between which multiples of it 95 % of the draws lie."""
+    rmse, rounding = (errors.get("rmse"), errors.get("rounding_rmse")) if isinstance(errors, Mapping) else ([], [])
+    factors = [a / b for a, b in zip(rmse or [], rounding or [], strict=False) if a is not None and b]
+    low = high = None
+    if len(factors) > 1:
+        cuts = statistics.quantiles(factors, n=40, method="inclusive")
+        low, high = cuts[0], cuts[-1]
+    mean = statistics.fmean(rounding) if rounding else None
+    return {f"{quantity}_rounding": mean, f"{quantity}_factor_low": low, f"{quantity}_factor_high": high}

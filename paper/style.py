@@ -1,0 +1,135 @@
+"""How every figure looks: one colour, marker and line a provider, type as large as the caption's, no time stamps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+TEXT_WIDTH_IN = 7.0
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+MODES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
+QUANTITIES = {"states": "states", "d_gates": "gradient of gates", "d_tokens": "gradient of tokens"}
+GATES = {"uniform_0_1": "gates in [0, 1)", "uniform_099_1": "gates in [0.99, 1)"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """A provider in figures and tables."""
+
+    label: str
+    short: str
+    """For the narrow columns of tables."""
+    colour: str
+    marker: str
+    line: str
+
+
+# Colours: Okabe and Ito, "Color Universal Design" (2008), without the yellow that print loses, and greys.
+LOOKS = {
+    "ours": Look("ours", "ours", "#D55E00", "o", "-"),
+    "warp": Look("accelerated-scan warp", "warp", "#0072B2", "s", "--"),
+    "scalar": Look("accelerated-scan scalar", "scalar", "#56B4E9", "^", "-."),
+    "ref": Look("accelerated-scan ref", "ref", "#56B4E9", "v", ":"),
+    "hgrn": Look("fla hgrn", "hgrn", "#009E73", "D", "--"),
+    "torch_associative_scan": Look("torch associative_scan", "torch", "#CC79A7", "P", "-."),
+    "jax_associative_scan": Look("jax associative_scan", "jax", "#E69F00", "X", ":"),
+    "associative_scan_triton": Look("associative_scan_triton", "asc. triton", "#000000", "*", "--"),
+    "linrec": Look("linrec", "linrec", "#7F4F24", "h", "-."),
+    "sequential": Look("sequential", "sequential", "#666666", "1", ":"),
+    "hillis_steele": Look("Hillis-Steele", "H.-Steele", "#666666", "<", "-."),
+    "blelloch": Look("Blelloch", "Blelloch", "#999999", ">", "--"),
+    "roofline": Look("roofline", "roofline", "#000000", "", "-"),
+}
+OTHERS = Look("", "", "#D55E00", "p", ":")
+
+
+def look(provider: str) -> Look:
+    """The look of a provider; a name that is not in the list (one strategy of ours, say) shows under its own name."""
+    return LOOKS.get(provider) or Look(provider, provider, OTHERS.colour, OTHERS.marker, OTHERS.line)
+
+
+def in_order(providers: object) -> list[str]:
+    """Providers once each, in the order of the list above."""
+    known = list(LOOKS)
+    return sorted(set(providers), key=lambda name: (known.index(name) if name in known else len(known), name))  # type: ignore[call-overload]
+
+
+def grid(rows: int, columns: int, height_in: float, share_y: bool = True) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of small panels as wide as the text, all with the same horizontal axis, with room for a legend above."""
+    pyplot.rcParams.update(
+        {
+            "font.family": "STIXGeneral",  # comes with matplotlib and matches the text's Times
+            "mathtext.fontset": "stix",
+            "font.size": 8,
+            "axes.titlesize": 8,
+            "axes.labelsize": 8,
+            "xtick.labelsize": 7.5,
+            "ytick.labelsize": 7.5,
+            "legend.fontsize": 8,
+            "axes.linewidth": 0.6,
+            "lines.linewidth": 1.0,
+            "lines.markersize": 3.6,
+            "lines.markeredgewidth": 0.8,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.linewidth": 0.3,
+            "grid.color": "#cccccc",
+            "pdf.fonttype": 42,
+        }
+    )
+    figure, axes = pyplot.subplots(
+        rows,
+        columns,
+        figsize=(TEXT_WIDTH_IN, height_in),
+        sharex=True,
+        sharey=share_y,
+        squeeze=False,
+        layout="constrained",
+    )
+    return figure, [list(row) for row in axes]
+
+
+def time_axis(axes: Axes, lengths: list[int]) -> None:
+    """A logarithmic axis of sequence lengths, labelled 128, 1k, 64k."""
+    axes.set_xscale("log", base=2)
+    shown = lengths if len(lengths) <= 6 else lengths[:: (len(lengths) + 4) // 5]
+    axes.set_xticks(shown, [str(T) if T < 1024 or T % 1024 else f"{T // 1024}k" for T in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def limit(axes: Axes, label: str) -> None:
+    """The line at 1 that everything else is compared with, above the grid."""
+    axes.axhline(1.0, color="black", linewidth=1.0, zorder=1.8, label=label)
+
+
+def plain_log_axis(axes: Axes) -> None:
+    """Labels 1, 2, 5, 10 instead of powers on a logarithmic axis that spans little."""
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def legend_above(figure: Figure, axes: list[list[Axes]], columns: int) -> None:
+    """One legend for all panels, every label once."""
+    handles = {}
+    for panel in (panel for row in axes for panel in row):
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    labels = [label for first in range(columns) for label in list(handles)[first::columns]]  # row by row
+    ncols = min(columns, len(labels))
+    figure.legend([handles[label] for label in labels], labels, loc="outside upper center", ncols=ncols, frameon=False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """A PDF without the date and the version that would make two builds differ."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    pyplot.close(figure)

@@ -1,0 +1,1 @@
+"""One module a stem: `make(measurements)` returns the floats of its tables."""

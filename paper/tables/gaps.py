@@ -1,0 +1,35 @@
+"""What was asked for and not measured, or measured and wrong: every status that is not ok, with its reason."""
+
+from paper import style
+from paper.measurements import Measurements
+from paper.typeset import Float, escape, table
+
+
+def make(measurements: Measurements) -> list[Float]:
+    """One table of every machine and experiment; none where everything is ok."""
+    rows = measurements.rows
+    rows = rows[~rows["published"] & ((rows["status"] != "ok") | rows["reason"].notna())]
+    if rows.empty:
+        return []
+    body: list[str | list[str]] = []
+    for machine in [machine for machine in measurements.machines if machine in set(rows["machine"])]:
+        of_machine = rows[rows["machine"] == machine]
+        for stem in sorted(set(of_machine["stem"])):
+            of_stem = of_machine[of_machine["stem"] == stem]
+            for provider in style.in_order(of_stem["provider"]):
+                for status, found in of_stem[of_stem["provider"] == provider].groupby("status", sort=True):
+                    reasons = list(dict.fromkeys(found["reason"].dropna()))
+                    more = f" (the first of {len(reasons)} reasons)" if len(reasons) > 1 else ""
+                    body.append(
+                        [
+                            escape(machine.title),
+                            stem,
+                            escape(style.look(provider).short),
+                            escape(str(status)),
+                            str(len(found)),
+                            escape((reasons or ["no reason recorded"])[0]) + more,
+                        ]
+                    )
+    head = [r"machine & experiment & provider & status & cases & reason \\"]
+    caption = "Cases that a provider did not run, ran wrong, or ran with a remark."
+    return [table("tab:gaps", r"llllrp{3in}", head, body, caption)]

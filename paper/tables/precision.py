@@ -1,0 +1,148 @@
+"""Precision in the form of the published table, beside it; gradients; the CPU."""
+
+import math
+
+import pandas as pd
+
+from paper import style
+from paper.captions import counts
+from paper.measurements import Machine, Measurements
+from paper.typeset import Float, decimals, escape, heading, scientific, table
+
+BITS = {"float16": 11, "bfloat16": 8}
+"""Significant bits of the 16-bit types, the hidden one included."""
+
+
+def make(measurements: Measurements) -> list[Float]:
+    """The tables that the stored precision records allow."""
+    floats = []
+    measured = measurements.having("precision", ("paper", "here"))
+    for machine in [*measured, *measurements.having("precision", cpu=True)]:
+        for gates in style.GATES:
+            rows = measurements.of(machine, "precision", gates=gates)
+            if rows["states_factor"].notna().any():
+                floats.append(_states(measurements, machine, gates, rows))
+            if rows[["d_gates_factor", "d_tokens_factor"]].notna().any(axis=None):
+                floats.append(_gradients(machine, gates, rows))
+    if not measured:
+        floats += [_published(measurements, each) for each in measurements.having("precision", ("published",))]
+    return floats
+
+
+def _states(measurements: Measurements, machine: Machine, gates: str, rows: pd.DataFrame) -> Float:
+    providers = style.in_order(rows.loc[rows["states_factor"].notna(), "provider"])
+    beside = [] if gates != "uniform_0_1" else measurements.having("precision", ("published",))
+    printed = [
+        (other, provider)
+        for other in beside
+        for provider in style.in_order(measurements.of(other, "precision")["provider"])
+    ]
+    compared = [name for name in ("ours", "warp") if name in providers]
+    first, last = 2 + len(compared), 2 + len(compared) + len(providers)
+    head = [
+        rf" & \multicolumn{{{1 + len(compared)}}}{{c}}{{RMSE}}"
+        + rf" & \multicolumn{{{len(providers)}}}{{c}}{{RMSE / rounding}}"
+        + "".join(rf" & \multicolumn{{2}}{{c}}{{printed, {escape(other.name)}}}" for other in dict(printed))
+        + r" \\",
+        rf"\cmidrule(lr){{2-{first}}} \cmidrule(lr){{{first + 1}-{last}}}"
+        + (rf" \cmidrule(l){{{last + 1}-{last + len(printed)}}}" if printed else ""),
+        " & ".join(
+            ["$T$", "rounding", *(escape(style.look(name).short) for name in compared + providers)]
+            + [escape(style.look(name).short) for _, name in printed]
+        )
+        + r" \\",
+    ]
+    body: list[str | list[str]] = []
+    for dtype in [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]:
+        of_dtype = rows[rows["dtype"] == dtype]
+        body.append(heading(dtype, last + len(printed), first=not body))
+        for T in sorted(set(of_dtype["T"])):
+            at = of_dtype[of_dtype["T"] == T]
+            line = [str(T), scientific(at["states_rounding"].max())]
+            line += [_cell(at, name, "states_rmse") for name in compared]
+            line += [_cell(at, name, "states_factor") for name in providers]
+            for other, name in printed:
+                there = measurements.of(other, "precision", dtype=dtype, T=T)
+                line.append(_cell(there, name, "states_rmse"))
+            body.append(line)
+    caption = _caption("States", machine, gates, rows)
+    return table(f"tab:precision:states:{gates}:{machine.slug}", "r" * (last + len(printed)), head, body, caption)
+
+
+def _gradients(machine: Machine, gates: str, rows: pd.DataFrame) -> Float:
+    columns = [
+        (quantity, name)
+        for quantity in ("d_gates", "d_tokens")
+        for name in style.in_order(rows.loc[rows[f"{quantity}_factor"].notna(), "provider"])
+    ]
+    head_cells, rules, start = [""], [], 2
+    for quantity in dict(columns):
+        width = sum(1 for each, _ in columns if each == quantity)
+        head_cells.append(rf"\multicolumn{{{width}}}{{c}}{{{style.QUANTITIES[quantity]}}}")
+        rules.append(rf"\cmidrule(lr){{{start}-{start + width - 1}}}")
+        start += width
+    head = [" & ".join(head_cells) + r" \\", " ".join(rules)]
+    head.append(" & ".join(["$T$", *(escape(style.look(name).short) for _, name in columns)]) + r" \\")
+    body: list[str | list[str]] = []
+    for dtype in [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]:
+        of_dtype = rows[rows["dtype"] == dtype]
+        body.append(heading(dtype, 1 + len(columns), first=not body))
+        for T in sorted(set(of_dtype["T"])):
+            at = of_dtype[of_dtype["T"] == T]
+            body.append([str(T), *(_cell(at, name, f"{quantity}_factor") for quantity, name in columns)])
+    caption = _caption("Gradients, RMSE / rounding,", machine, gates, rows)
+    return table(f"tab:precision:gradients:{gates}:{machine.slug}", "r" * (1 + len(columns)), head, body, caption)
+
+
+def _published(measurements: Measurements, machine: Machine) -> Float:
+    """The published table alone, where nothing was measured to put beside it."""
+    rows = measurements.of(machine, "precision")
+    providers = style.in_order(rows["provider"])
+    head = [" & ".join(["$T$", *(escape(style.look(name).label) for name in providers)]) + r" \\"]
+    body: list[str | list[str]] = []
+    for dtype in [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]:
+        body.append(heading(dtype, 1 + len(providers), first=not body))
+        for T in sorted(set(rows.loc[rows["dtype"] == dtype, "T"])):
+            at = rows[(rows["dtype"] == dtype) & (rows["T"] == T)]
+            body.append([str(T), *(_cell(at, name, "states_rmse") for name in providers)])
+    caption = (
+        f"RMSE of the states against a sequential float64 scan, printed for {escape(machine.name)}, "
+        f"$C={counts(rows['C'])}$; not measured by us. Source: {escape(rows['source'].iloc[0])}."
+    )
+    return table(f"tab:precision:published:{machine.slug}", "r" * (1 + len(providers)), head, body, caption, wide=False)
+
+
+def _cell(at: pd.DataFrame, provider: str, column: str) -> str:
+    """An error, or how it failed, or a dash where the provider does not run."""
+    found = at[at["provider"] == provider]
+    if found.empty:
+        return decimals(None)
+    row = found.iloc[0]
+    if row["status"] in ("diverged", "overflowed", "oom", "error"):
+        return escape(row["status"])
+    value = float(row[column])
+    shown = scientific(value) if column.endswith("_rmse") or value >= 1000 else decimals(value)
+    return shown + (r"$^\dagger$" if row["status"] == "wrong" and not math.isnan(value) else "")
+
+
+def _caption(what: str, machine: Machine, gates: str, rows: pd.DataFrame) -> str:
+    caption = (
+        f"{what} on {escape(machine.title)}, {escape(style.GATES[gates])}, $C={counts(rows['C'])}$, means of "
+        f"{counts(rows['draws'])} draws, against a sequential float64 scan of the same inputs; \\emph{{rounding}}: "
+        "the exact result rounded once to the type."
+    )
+    if gates == "uniform_099_1":
+        caption += " Rounded to 16 bits, such a gate can be " + ", ".join(
+            f"in {dtype} one of {len(values_of_gates(bits))} values ({values_of_gates(bits)[0]:.4g} to 1)"
+            for dtype, bits in BITS.items()
+            if dtype in set(rows["dtype"])
+        )
+        caption = caption.rstrip() + "."
+    if (rows["status"] == "wrong").any():
+        caption += r" $^\dagger$: outside the error budget."
+    return caption
+
+
+def values_of_gates(bits: int, low: float = 0.99) -> list[float]:
+    """The values that a gate in [low, 1) can take when rounded to so many significant bits; low is at least 1/2."""
+    return [n / 2**bits for n in range(round(low * 2**bits), 2**bits + 1)]

@@ -1,0 +1,141 @@
+"""Synthetic records, for tests alone: every name in them says so, and they are written below pytest's folder only."""
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paper.measurements import Measurements, gather
+
+REPOSITORY = Path(__file__).parents[2]
+LENGTHS = [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
+SPEED_OF = {
+    "ours": 0.97,
+    "warp": 0.8,
+    "scalar": 0.6,
+    "hgrn": 0.37,
+    "torch_associative_scan": 0.2,
+    "hillis_steele": 0.03,
+}
+Record = dict[str, Any]
+
+
+def record(stem: str, hardware: str, case: Record, providers: Record, **more: Any) -> Record:
+    """A record of made-up numbers on a machine that does not exist."""
+    name = "-".join(str(case[word]) for word in ("level", "mode", "dtype", "gates", "T"))
+    return {
+        "schema": 1,
+        "stem": stem,
+        "hardware": hardware,
+        "case_id": f"synthetic-{stem}-{name}",
+        "case": {"stem": stem, "dim": -1, "reverse": False, "lengths": "", "draws": 1, "seed": 0, **case},
+        "providers": providers,
+        "protocol": {"timing": "host_clock" if hardware == "cpu" else "graph_replay", "l2": "cold"},
+        "provenance": {
+            "gpu": None if hardware == "cpu" else f"Synthetic {hardware.upper()} (test data)",
+            "cpu": "Synthetic CPU (test data)",
+            "driver": "0.0-test",
+            "cuda": "0.0",
+            "torch": "0.0.0",
+            "triton": "0.0.0",
+            "python": "0.0",
+            "commit": "0" * 40,
+            "dirty": False,
+            "measured_at": f"2030-01-02T03:{case['T'].bit_length():02d}:{len(name):02d}.000+00:00",
+        },
+        "key": name,
+        **more,
+    }
+
+
+def speed_records(hardware: str = "h200", lengths: Iterable[int] = LENGTHS, dtypes: Iterable[str] = ()) -> list[Record]:
+    """A sweep of speed: roofline, several providers, one wrong, one unsupported."""
+    draw = random.Random(0)
+    levels = ("api",) if hardware == "cpu" else ("kernel", "api")
+    records = []
+    for dtype in dtypes or ("float32", "bfloat16", "float16"):
+        for level in levels:
+            for mode, moved in (("forward", 3), ("backward", 5), ("forward_backward", 8)):
+                for T in lengths:
+                    limit = 8 * 1536 * T * moved * (4 if dtype == "float32" else 2) / 4.2e9 + 0.004
+                    providers: Record = {}
+                    for name, fraction in SPEED_OF.items():
+                        own = limit / (fraction * (1 - 0.3 / math.sqrt(T / 64)))
+                        samples = [own * (1 + 0.02 * draw.random()) for _ in range(7)]
+                        providers[name] = {"status": "ok", "reason": None, "samples_ms": samples}
+                        if level == "api":
+                            host = [(120 if name == "ours" else 140) + 5 * draw.random() for _ in range(7)]
+                            providers[name]["host_samples_us"] = host
+                    if dtype != "float32" and T >= 4096:
+                        providers["warp"] |= {"status": "wrong", "reason": "states has 7 elements that are not finite."}
+                    providers["scalar"] = (
+                        {"status": "unsupported", "reason": "scalar runs on cuda, and this device is cpu_50%."}
+                        if hardware == "cpu"
+                        else providers["scalar"]
+                    )
+                    if hardware != "cpu":
+                        samples = [limit * (1 + 0.01 * draw.random()) for _ in range(7)]
+                        providers["roofline"] = {"status": "ok", "reason": None, "samples_ms": samples}
+                    case = {"level": level, "mode": mode, "dtype": dtype, "B": 8, "C": 1536, "T": T}
+                    records.append(record("speed", hardware, {**case, "gates": "uniform_0_1"}, providers))
+    return records
+
+
+def precision_records(hardware: str = "h200", lengths: Iterable[int] = (128, 2048, 8192)) -> list[Record]:
+    """A sweep of precision: 32 draws, both distributions of gates, one provider overflowing and one diverging."""
+    draw = random.Random(1)
+    records = []
+    for gates in ("uniform_0_1", "uniform_099_1"):
+        for dtype, unit in (("float32", 3e-8), ("bfloat16", 2e-3), ("float16", 2.5e-4)):
+            for T in lengths:
+                providers: Record = {}
+                for name, factor in (("ours", 1.01), ("warp", 1.9), ("hgrn", 3.0)):
+                    errors = {}
+                    for quantity in ("states", "d_gates", "d_tokens"):
+                        rounding = [unit * (1 + 0.02 * draw.random()) for _ in range(32)]
+                        rmse = [factor * each * (1 + 0.05 * draw.random()) for each in rounding]
+                        errors[quantity] = {"rmse": rmse, "rounding_rmse": rounding, "nonfinite": [0] * 32}
+                    providers[name] = {"status": "ok", "reason": None, "errors": errors}
+                if T >= 8192 and dtype != "float32":
+                    status = "overflowed" if dtype == "bfloat16" else "diverged"
+                    empty = {"rmse": [None] * 32, "rounding_rmse": [unit] * 32, "nonfinite": [9] * 32}
+                    providers["warp"] = {"status": status, "reason": "test", "errors": {"states": empty}}
+                case = {"level": "", "mode": "forward_backward", "dtype": dtype, "B": 1, "C": 4, "T": T}
+                records.append(record("precision", hardware, {**case, "gates": gates, "draws": 32}, providers))
+    return records
+
+
+@pytest.fixture(scope="session")
+def published() -> Measurements:
+    """The committed tables of others, and nothing else."""
+    return gather(REPOSITORY / "paper" / "results" / "published")
+
+
+@pytest.fixture(scope="session")
+def write_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes records as `<hardware>/<stem>.jsonl` into a new folder of results, the published tables beside them."""
+
+    def write(*records: Record, beside_published: bool = True) -> Path:
+        folder = tmp_path_factory.mktemp("results")
+        if beside_published:
+            shutil.copytree(REPOSITORY / "paper" / "results" / "published", folder / "published")
+        for each in records:
+            file = folder / each["hardware"] / f"{each['stem']}.jsonl"
+            file.parent.mkdir(exist_ok=True)
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(each) + "\n")
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def synthetic(write_results: Callable[..., Path]) -> Path:
+    """Results of two experiments on a GPU and of speed on a CPU, none of them real."""
+    cpu = speed_records("cpu", (128, 512, 2048), ("float32", "bfloat16"))
+    return write_results(*speed_records(), *precision_records(), *cpu)
