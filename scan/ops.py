@@ -35,13 +35,14 @@ def scan(
     want_final: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """States and, if wanted, the final state of checked arguments, differentiable."""
-    batched = _is_batched(gates) or _is_batched(tokens) or (initial_state is not None and _is_batched(initial_state))
-    if batched or _is_traced(gates, tokens, initial_state):
-        if torch.autograd.forward_ad._current_level >= 0 and not batched:
+    if torch.compiler.is_compiling() or _is_traced(gates, tokens, initial_state):
+        if torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError(
                 "expected an eager call under forward-mode differentiation, but the scan is being traced by "
                 "torch.compile or a tensor subclass: compute forward-mode derivatives outside the compiled function."
             )
+        return torch.ops.linear_scan.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
+    if _is_batched(gates) or _is_batched(tokens) or (initial_state is not None and _is_batched(initial_state)):
         return torch.ops.linear_scan.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
     if _is_differentiated(gates, tokens, initial_state):
         return _Scan.apply(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)  # type: ignore[no-any-return]
@@ -56,8 +57,7 @@ def _implementation(tensor: Tensor) -> ModuleType:
 
 def _is_traced(gates: Tensor, tokens: Tensor, initial_state: Tensor | None) -> bool:
     return (
-        torch.compiler.is_compiling()
-        or type(gates) not in _PLAIN
+        type(gates) not in _PLAIN
         or type(tokens) not in _PLAIN
         or (initial_state is not None and type(initial_state) not in _PLAIN)
         or torch._C._len_torch_dispatch_stack() > 0
