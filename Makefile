@@ -41,7 +41,8 @@ paper: $(ready) ## build figures, tables, numbers and the PDF from the stored re
 $(VENV)/.ready: requirements/dev.txt
 	@$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 12) else \
 	  'Expected Python 3.11 or 3.12, got %d.%d: name one, for example make PYTHON=python3.12.' % v)"
+	@echo "Installing requirements/dev.txt into $(VENV): once, and some minutes where PyTorch is a GPU build."
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --requirement requirements/dev.txt
-	$(PY) -m pip install --no-deps --no-build-isolation --editable .
-	touch $@
+	$(PY) -m pip install --quiet --requirement requirements/dev.txt
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
