@@ -34,7 +34,7 @@ def scan_arguments(
     shape, device = tokens.shape, tokens.device
     if len(shape) < -dim:
         raise ValueError(
-            f"tokens must have at least {-dim} axis{'es'[: 2 * (-dim - 1)]} for dim={dim}, but came with shape "
+            f"tokens must have at least {'one axis' if dim == -1 else 'two axes'} for dim={dim}, but came with shape "
             f"{tuple(shape)}: add the missing axes with tokens.unsqueeze."
         )
     if gates.shape != shape:
