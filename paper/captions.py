@@ -20,7 +20,7 @@ def counts(values: pd.Series) -> str:
 def conditions(rows: pd.DataFrame) -> str:
     """How the records say that they were timed."""
     ways = {"graph_replay": "device time by graph replay", "events": "device events", "host_clock": "wall time"}
-    said = [ways.get(way, way) for way in sorted(set(rows["timing"].dropna()))]
+    said = [ways[way] for way in sorted(set(rows["timing"].dropna()))]
     said += [f"{way} L2 cache" for way in sorted(set(rows["l2"].dropna()))]
     return f" ({escape(', '.join(said))})" if said else ""
 
@@ -43,8 +43,8 @@ def above_roofline(rows: pd.DataFrame) -> str:
         return ""
     most = cases["roofline_exceeded_by"].max()
     return (
-        f"In {cases['case_id'].nunique()} of {rows['case_id'].nunique()} cases a provider is above the roofline by more "
-        f"than 2\\,\\% (at most {100 * (most - 1):.0f}\\,\\%): the limit itself was measured too slow there."
+        f"In {cases['case_id'].nunique()} of {rows['case_id'].nunique()} cases a provider is above the roofline by "
+        f"more than 2\\,\\% (at most {100 * (most - 1):.0f}\\,\\%): the limit itself was measured too slow there."
     )
 
 

@@ -80,13 +80,10 @@ class Measurements:
 
 
 def gather(results: Path, also: Sequence[Path] = ()) -> Measurements:
-    """The records below `results` (those in its folder `published` are others') and below each folder in `also`."""
+    """The records below `results`, stored with the paper, and below each folder in `also`, left by sweeps here."""
     if not results.is_dir():
         raise ResultsError(f"--results must be a folder of stored records such as paper/results, got {results}.")
-    files = [
-        (file, "published" if "published" in file.relative_to(results).parts else "paper")
-        for file in sorted(results.rglob("*.jsonl"))
-    ]
+    files = [(file, "paper") for file in sorted(results.rglob("*.jsonl"))]
     for folder in also:
         if not folder.is_dir():
             raise ResultsError(f"--also must be a folder of outputs of `python -m experiments`, got {folder}.")
@@ -125,13 +122,13 @@ def _rows(records: Sequence[Mapping[str, Any]], file: Path, origin: str) -> pd.D
     added = [_added(record, name) for record in records for name in record["providers"]]
     machines = [_machine(record, origin) for record in records for _ in record["providers"]]
     rows = pd.concat([tidy(records), pd.DataFrame(added)], axis=1)
-    return rows.assign(machine=machines, file=file.as_posix())
+    return rows.assign(machine=pd.Series(machines, dtype="object"), file=file.as_posix())
 
 
 def _machine(record: Mapping[str, Any], origin: str) -> Machine:
     provenance = record.get("provenance") or {}
     name = provenance.get("cpu" if record["hardware"] == "cpu" else "gpu")
-    return Machine(origin, record["hardware"], name or record["hardware"])
+    return Machine("published" if record.get("published") else origin, record["hardware"], name or record["hardware"])
 
 
 def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:

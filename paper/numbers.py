@@ -68,8 +68,8 @@ def _range(prefix: str, rows: pd.DataFrame, column: str, digits: int | None = 2)
     if rows.empty:
         return []
     numbers = []
-    for word, index in (("least", rows[column].idxmin()), ("greatest", rows[column].idxmax())):
-        row = rows.loc[index]
+    ordered = rows.sort_values(column, kind="stable")
+    for word, row in (("least", ordered.iloc[0]), ("greatest", ordered.iloc[-1])):
         value = float(row[column])
         text = significant(value) if digits is None else decimals(value, digits)
         numbers.append(Number(f"{prefix}.{word}", text, (_source(row),)))

@@ -117,15 +117,20 @@ def plain_log_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def legend_above(figure: Figure, axes: list[list[Axes]], columns: int) -> None:
-    """One legend for all panels, every label once."""
+def legend_above(figure: Figure, axes: list[list[Axes]]) -> None:
+    """One legend for all panels, every label once, row by row in as many columns as fit."""
     handles = {}
     for panel in (panel for row in axes for panel in row):
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    labels = [label for first in range(columns) for label in list(handles)[first::columns]]  # row by row
-    ncols = min(columns, len(labels))
-    figure.legend([handles[label] for label in labels], labels, loc="outside upper center", ncols=ncols, frameon=False)
+    for columns in range(min(6, len(handles)), 0, -1):
+        labels = [label for first in range(columns) for label in list(handles)[first::columns]]
+        legend = figure.legend(
+            [handles[label] for label in labels], labels, loc="outside upper center", ncols=columns, frameon=False
+        )
+        if legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def save(figure: Figure, path: Path) -> None:

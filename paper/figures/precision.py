@@ -47,7 +47,7 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
         axes[i][0].set_ylabel("RMSE / rounding error")
     for panel in axes[-1]:
         panel.set_xlabel("sequence length T")
-    style.legend_above(figure_, axes, 5)
+    style.legend_above(figure_, axes)
     pdf = f"figures/precision-{gates.replace('_', '-')}-{machine.slug}.pdf"
     style.save(figure_, folder / pdf)
     caption = (
@@ -61,11 +61,12 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
 def _failures(rows: pd.DataFrame) -> str:
     failed = rows[rows["status"].isin(lines.FAILED)]
     said = []
-    for (_, provider, dtype, status), points in failed.groupby(
-        [failed["provider"].map(list(style.LOOKS).index), "provider", "dtype", "status"], sort=True
-    ):
-        lengths = listed([str(T) for T in sorted(set(points["T"]))])
-        said.append(f"{style.look(provider).label} in {dtype} {status} at T = {lengths}")
+    for provider in style.in_order(failed["provider"]):
+        for dtype in style.DTYPES:
+            points = failed[(failed["provider"] == provider) & (failed["dtype"] == dtype)]
+            for status in sorted(set(points["status"])):
+                lengths = listed([str(T) for T in sorted(set(points.loc[points["status"] == status, "T"]))])
+                said.append(f"{style.look(provider).label} in {dtype} {status} at T = {lengths}")
     return f" Crosses at the upper edge: {escape('; '.join(said))}." if said else ""
 
 
@@ -94,7 +95,7 @@ def _beside_published(measurements: Measurements, folder: Path) -> list[Float]:
         low, high = panel.get_ylim()
         panel.set_ylim(low / 1.5, high * 1.5)
     axes[0][0].set_ylabel("RMSE")
-    style.legend_above(figure_, axes, 2)
+    style.legend_above(figure_, axes)
     pdf = "figures/precision-published.pdf"
     style.save(figure_, folder / pdf)
     caption = (

@@ -52,7 +52,7 @@ def _roofline(measurements: Measurements, machine: Machine, folder: Path) -> Flo
         axes[i][0].set_ylabel("fraction of roofline")
     for panel in axes[-1]:
         panel.set_xlabel("sequence length T")
-    style.legend_above(figure_, axes, 5)
+    style.legend_above(figure_, axes)
     pdf = f"figures/speed-{machine.slug}.pdf"
     style.save(figure_, folder / pdf)
     caption = (
@@ -85,14 +85,14 @@ def _over_warp(measurements: Measurements, folder: Path) -> list[Float]:
             if len(points):
                 lines.draw(panel, points, "over_warp", look.label, look)
         style.time_axis(panel, lengths)
-        panel.set_title(f"{style.look(provider).label} on\n{machine.title}", linespacing=0.9)
+        panel.set_title(f"{style.look(provider).label} on\n{machine.title}", linespacing=1.05)
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
     for row in axes:
         row[0].set_ylabel("speed relative to warp")
     for panel in axes[-1]:
         panel.set_xlabel("sequence length T")
-    style.legend_above(figure_, axes, 4)
+    style.legend_above(figure_, axes)
     pdf = "figures/speed-over-warp.pdf"
     style.save(figure_, folder / pdf)
     rows = measurements.rows[measurements.rows["stem"] == "speed"]

@@ -18,9 +18,15 @@ SPEED_OF = {
     "ours": 0.97,
     "warp": 0.8,
     "scalar": 0.6,
+    "ref": 0.05,
     "hgrn": 0.37,
     "torch_associative_scan": 0.2,
+    "jax_associative_scan": 0.3,
+    "associative_scan_triton": 0.7,
+    "linrec": 0.9,
+    "sequential": 0.01,
     "hillis_steele": 0.03,
+    "blelloch": 0.1,
 }
 Record = dict[str, Any]
 

@@ -1,0 +1,119 @@
+"""Gathering: who measured what, ratios within a turn, and what is said of results that cannot be used."""
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paper.measurements import ResultsError, gather
+from paper.tables.precision import values_of_gates
+
+Write = Callable[..., Path]
+
+
+def one(file: Path, **keys: Any) -> dict[str, Any]:
+    """The first record of a jsonl file."""
+    return json.loads(file.read_text().splitlines()[0]) | keys
+
+
+def outputs(folder: Path, *records: dict[str, Any]) -> Path:
+    """The records as a sweep leaves them."""
+    for record in records:
+        (folder / record["stem"] / record["case_id"]).mkdir(parents=True)
+        (folder / record["stem"] / record["case_id"] / "record.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_machines_are_named_by_their_records_and_kept_apart(synthetic: Path, tmp_path: Path) -> None:
+    mine = one(synthetic / "h200" / "speed.jsonl", case_id="synthetic-here")
+    gathered = gather(synthetic, [outputs(tmp_path, mine)])
+    assert [machine.title for machine in gathered.machines] == [
+        "Synthetic CPU (test data)",
+        "Synthetic H200 (test data)",
+        "Synthetic H200 (test data) (measured here)",
+        "H100 80GB (published)",
+        "RTX 3080 Ti 12GB (published)",
+    ]
+    assert len({machine.slug for machine in gathered.machines}) == 5
+    assert [machine.title for machine in gathered.having("speed", cpu=True)] == ["Synthetic CPU (test data)"]
+    main = gathered.main("speed")
+    assert main is not None and main.title == "Synthetic H200 (test data)"
+
+
+def test_what_is_already_stored_is_not_shown_again_as_measured_here(synthetic: Path, tmp_path: Path) -> None:
+    same = one(synthetic / "h200" / "speed.jsonl")
+    assert all(machine.origin != "here" for machine in gather(synthetic, [outputs(tmp_path, same)]).machines)
+
+
+def test_without_committed_measurements_the_prose_is_about_those_from_here(synthetic: Path, tmp_path: Path) -> None:
+    mine = one(synthetic / "h200" / "speed.jsonl")
+    main = gather(synthetic / "published", [outputs(tmp_path, mine)]).main("speed")
+    assert main is not None and main.origin == "here"
+
+
+def test_a_smoke_run_is_no_result(synthetic: Path, tmp_path: Path) -> None:
+    smoke = one(synthetic / "h200" / "speed.jsonl", stem="smoke", case_id="synthetic-smoke")
+    smoke["case"]["stem"] = "smoke"
+    assert "smoke" not in set(gather(synthetic, [outputs(tmp_path, smoke)]).rows["stem"])
+
+
+def test_ratios_are_taken_within_each_turn(synthetic: Path) -> None:
+    record = one(synthetic / "h200" / "speed.jsonl")
+    record["providers"]["ours"]["samples_ms"] = [1.0, 2.0, 4.0, 1.0, 2.0, 4.0, 8.0]
+    record["providers"]["roofline"]["samples_ms"] = [0.9, 1.6, 2.0, 0.8, 1.4, 3.2, 4.8]
+    record["providers"]["warp"]["samples_ms"] = [2.0, 4.0, 8.0, 2.0, 4.0, 8.0]
+    folder = synthetic.parent / "turns"
+    (folder / "h200").mkdir(parents=True)
+    (folder / "h200" / "speed.jsonl").write_text(json.dumps(record) + "\n")
+    rows = gather(folder).rows.set_index("provider")
+    # 0.9 0.8 0.5 0.8 0.7 0.8 0.6: the extremes of seven bracket the median with more than 95 %.
+    assert rows.loc["ours", ["fraction", "fraction_low", "fraction_high"]].tolist() == pytest.approx([0.8, 0.5, 0.9])
+    assert rows.loc["ours", "over_warp"] != rows.loc["ours", "over_warp"], "six samples of warp cannot pair with seven"
+
+
+def test_the_spread_of_a_precision_is_that_of_its_draws(synthetic: Path) -> None:
+    record = one(synthetic / "h200" / "precision.jsonl")
+    errors = record["providers"]["ours"]["errors"]["states"]
+    factors = [a / b for a, b in zip(errors["rmse"], errors["rounding_rmse"], strict=True)]
+    rows = gather(synthetic).rows
+    row = rows[(rows["case_id"] == record["case_id"]) & (rows["provider"] == "ours")].iloc[0]
+    assert row["states_factor"] == pytest.approx(statistics.fmean(factors))
+    inside = [row["states_factor_low"] <= factor <= row["states_factor_high"] for factor in factors]
+    assert sum(inside) == 30, "of 32 draws, 95 % are all but the two outermost"
+
+
+def test_how_many_gates_16_bits_leave_just_below_one() -> None:
+    assert values_of_gates(8) == [253 / 256, 254 / 256, 255 / 256, 1.0]
+    assert len(values_of_gates(11)) == 21
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{]", "holds a line that is not JSON"),
+        ('{"schema": 7}', "has schema 7, but this version reads 1."),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "speed.jsonl").write_text(content + "\n")
+    with pytest.raises(ResultsError, match=said) as raised:
+        gather(tmp_path)
+    assert str(tmp_path / "speed.jsonl") in str(raised.value)
+
+
+def test_missing_folders_are_named(tmp_path: Path, synthetic: Path) -> None:
+    with pytest.raises(
+        ResultsError, match=r"^--results must be a folder of stored records such as paper/results, got .*"
+    ):
+        gather(tmp_path / "none")
+    with pytest.raises(
+        ResultsError, match=r"^--also must be a folder of outputs of `python -m experiments`, got .*none\.$"
+    ):
+        gather(synthetic, [tmp_path / "none"])
+    with pytest.raises(
+        ResultsError, match=r"^There are no records below .*; restore paper/results from version control"
+    ):
+        gather(tmp_path)
