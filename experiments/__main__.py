@@ -3,41 +3,18 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import to_absolute_path
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from experiments.config import ConfigError, Settings
-from experiments.hardware import ROOT, ask_this_machine, overrides_for
+from experiments.compose import CONF, settings_of
+from experiments.config import ConfigError
 from experiments.supervise import claimed, supervise
 from experiments.sweep import UNUSABLE
 
-CONF = ROOT / "conf"
-# conf/config.yaml reads it, so that outputs lie in the project whatever folder the command is typed in.
-os.environ.setdefault("SCAN_OUTPUTS", str(ROOT / "outputs"))
-
-
 _STARTED_BY = os.getpid()
 _statuses: list[int] = []
-
-
-def presets() -> dict[str, Any]:
-    """The hardware presets by name."""
-    files = sorted((CONF / "hardware").glob("*.yaml"))
-    return {file.stem: OmegaConf.to_container(OmegaConf.load(file)) for file in files}
-
-
-def settings_of(config: DictConfig, overrides: list[str]) -> Settings:
-    """The settings that a composed configuration stands for; hardware=auto is composed again for this machine."""
-    if config.hardware.name == "auto":
-        given = [each for each in overrides if each.partition("=")[0] != "hardware"]
-        config = hydra.compose("config", [*overrides_for(ask_this_machine(), presets()), *given])
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    values["outputs"] = to_absolute_path(values["outputs"])
-    return Settings.from_dict(values)
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")

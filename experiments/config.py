@@ -113,7 +113,7 @@ class Case:
 def parse_lengths(text: str) -> tuple[int, ...]:
     """The lengths that '1x32768+64x512' stands for: one of 32768, then 64 of 512."""
     lengths: list[int] = []
-    for part in text.split("+"):
+    for part in str(text).split("+"):
         found = re.fullmatch(r"(\d+)x(\d+)", part)
         if found is None:
             raise ConfigError(f"lengths must look like '1x32768+64x512' (count x length), got {text!r}.")

@@ -1,4 +1,4 @@
-"""What happened in one start of a sweep, a line of JSON each, so that a fresh process knows what a dead one was doing."""
+"""What happened in one start of a sweep, a line of JSON each: a fresh process learns what a dead one was doing."""
 
 import json
 from pathlib import Path

@@ -51,7 +51,7 @@ def ask_this_machine() -> Machine:
 
 
 def overrides_for(machine: Machine, presets: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The overrides that turn hardware=auto into the machine's preset, or into a plain one named after an unknown GPU."""
+    """The overrides that turn hardware=auto into the machine's preset, or a plain one named after an unknown GPU."""
     if machine.device == "cpu":
         return ["hardware=cpu"]
     name = machine.name or "unnamed GPU"

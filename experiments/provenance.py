@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from experiments.gpu_state import gpu_state
 from experiments.hardware import ROOT, Machine
 
 MEASURED_SOURCES = ("scan", "experiments", "conf")
+SOURCE_SUFFIXES = (".py", ".yaml")
 PACKAGES = (
     "accelerated-scan",
     "associative-scan-triton",
@@ -81,11 +82,13 @@ def key_of(case: Mapping[str, Any], provenance: Mapping[str, Any], choices: Mapp
 
 
 def sources(root: Path) -> dict[str, Any]:
-    """Commit, whether what was measured differs from it, and the hash of the library's sources.
+    """Commit, whether what was measured differs from it, and hashes of the library and of all that decides a number.
 
     Without git (a copied tree), the commit is what the environment variable SCAN_COMMIT says.
     """
-    facts: dict[str, Any] = {"commit": None, "dirty": None, "source_hash": hash_of_files(python_files(root))}
+    library, measured = sources_in(root, ("scan",)), sources_in(root, MEASURED_SOURCES)
+    facts: dict[str, Any] = {"commit": None, "dirty": None}
+    facts |= {"source_hash": hash_of_files(library), "measured_sources_hash": hash_of_files(measured)}
     top = _git(root, "rev-parse", "--show-toplevel")
     commit = _git(root, "rev-parse", "HEAD") if top and Path(top).resolve() == root.resolve() else None
     if commit is None:
@@ -94,19 +97,20 @@ def sources(root: Path) -> dict[str, Any]:
     return facts | {"commit": commit, "dirty": None if changed is None else bool(changed)}
 
 
-def python_files(root: Path) -> dict[str, bytes]:
-    """The library's sources in a working tree, by their path in it."""
-    return {file.relative_to(root).as_posix(): file.read_bytes() for file in (root / "scan").rglob("*.py")}
+def sources_in(root: Path, folders: Sequence[str]) -> dict[str, bytes]:
+    """The Python and YAML files of a working tree's folders, by their path in it."""
+    files = [file for folder in folders for file in (root / folder).rglob("*") if file.suffix in SOURCE_SUFFIXES]
+    return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
 
 
-def python_files_at(root: Path, commit: str) -> dict[str, bytes] | None:
-    """The library's sources at a commit; None where git does not know it."""
-    made = subprocess.run(["git", "-C", str(root), "archive", commit, "scan"], capture_output=True, check=False)
+def sources_at(root: Path, commit: str, folders: Sequence[str]) -> dict[str, bytes] | None:
+    """The same at a commit; None where git does not know it."""
+    made = subprocess.run(["git", "-C", str(root), "archive", commit, *folders], capture_output=True, check=False)
     if made.returncode:
         return None
     with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
-        members = [member for member in archive.getmembers() if member.isfile() and member.name.endswith(".py")]
-        return {member.name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+        files = {member.name: archive.extractfile(member) for member in archive.getmembers() if member.isfile()}
+        return {name: file.read() for name, file in files.items() if file and Path(name).suffix in SOURCE_SUFFIXES}
 
 
 def hash_of_files(files: Mapping[str, bytes]) -> str:

@@ -17,7 +17,7 @@ QUANTITIES = ("states", "d_gates", "d_tokens")
 
 
 def load(source: Path | str) -> list[dict[str, Any]]:
-    """The records of a jsonl file, or of every `record.json` and `*.jsonl` below a folder, in a stable order."""
+    """The records of a jsonl file, or of every `record.json` and `*.jsonl` below a folder, sorted by path."""
     source = Path(source)
     if source.is_dir():
         files = sorted([*source.rglob("record.json"), *source.rglob("*.jsonl")])
@@ -29,7 +29,11 @@ def load(source: Path | str) -> list[dict[str, Any]]:
     for file in files:
         text = file.read_text(encoding="utf-8")
         records += [json.loads(line) for line in (text.splitlines() if file.suffix == ".jsonl" else [text]) if line]
-    return [record for record in records if record.get("schema") == SCHEMA]
+    for record in records:
+        if record.get("schema") != SCHEMA:
+            found = record.get("schema")
+            raise ValueError(f"A record in {source} has schema {found!r}, but this version reads {SCHEMA}.")
+    return records
 
 
 def median_interval(samples: Iterable[float]) -> tuple[float, float]:
@@ -67,6 +71,7 @@ def _row(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
     row: dict[str, Any] = {
         "hardware": record["hardware"],
         "gpu": provenance.get("gpu"),
+        "device": provenance.get("gpu") or provenance.get("cpu"),
         "case_id": record["case_id"],
         **record["case"],
         "provider": provider,

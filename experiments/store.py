@@ -34,7 +34,7 @@ def state(record: Mapping[str, Any] | None, key: str) -> str:
 
 
 def failures(record: Mapping[str, Any]) -> list[str]:
-    """The providers for which a case counts as failed: whoever ended in an error, and ours where its values are wrong."""
+    """The providers for which a case counts as failed: whoever ended in an error, and ours if its values are wrong."""
     return [
         name
         for name, result in record["providers"].items()
@@ -50,7 +50,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     old = read(path)
     if old is not None and old.get("key") != record["key"]:
         replace_file(path.with_name(f"replaced-{str(old.get('key'))[:12]}.json"), path.read_text(encoding="utf-8"))
-    replace_file(path, json.dumps(finite(record), allow_nan=False, indent=1) + "\n")
+    replace_file(path, json.dumps(finite(record), allow_nan=False) + "\n")
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Keep a sweep going: start it in a fresh process, and again when a case ends that process, while that makes progress."""
+"""Keep a sweep going: in a fresh process, and in another when a case ends that one, while that makes progress."""
 
 import json
 import signal

@@ -1,7 +1,7 @@
 """Measure the missing cases of a plan, in this process: `python -m experiments.sweep RUN_FOLDER/plan.json`.
 
-The supervisor starts it and restarts it. What ends this process (a broken CUDA context, a crash) costs the case that was
-being measured, nothing else: every other record is on the disk already.
+The supervisor starts it and restarts it. What ends this process (a broken CUDA context, a crash) costs the case that
+was being measured, nothing else: every other record is on the disk already.
 """
 
 import dataclasses
@@ -69,6 +69,7 @@ class Sweep:
         self.machine = machine if settings.hardware.device == "cuda" else Machine("cpu")
         self.events = Events(run_folder)
         self.measurer = MEASURERS[settings.experiment.stem]
+        self.choices = {"measure": dataclasses.asdict(settings.measure)} if self.measurer.times else {}
         self.provenance = collect_provenance(self.machine)
         self.tracker = Tracker(settings.tracking, Path(settings.outputs))
         self.launcher = os.getppid()
@@ -124,10 +125,8 @@ class Sweep:
         return record
 
     def _key(self, case: Case) -> str:
-        choices: dict[str, Any] = {"providers": list(self.settings.providers)}
-        if self.measurer.times:
-            choices["measure"] = dataclasses.asdict(self.settings.measure)
-        return key_of(dataclasses.asdict(case), self.provenance, choices)
+        providers = list(self.settings.providers)
+        return key_of(dataclasses.asdict(case), self.provenance, {"providers": providers, **self.choices})
 
     def _frame(self, case: Case, key: str) -> dict[str, Any]:
         """A record without its measurements."""
@@ -137,8 +136,8 @@ class Sweep:
             "hardware": self.settings.hardware.name,
             "case_id": case.id,
             "case": dataclasses.asdict(case),
-            "providers": {name: None for name in self.settings.providers},
-            "protocol": {"measure": dataclasses.asdict(self.settings.measure)} if self.measurer.times else {},
+            "providers": dict.fromkeys(self.settings.providers),
+            "protocol": dict(self.choices),
             "provenance": self.provenance | measured_now(self.machine),
             "key": key,
         }
@@ -162,8 +161,7 @@ class Sweep:
             _keep_traceback(folder, "traceback.txt", traceback.format_exc())
             reason = f"{type(error).__name__}: {error}"
             measured = {"providers": dict.fromkeys(self.settings.providers, failed_result(reason))}
-        settings = {"measure": dataclasses.asdict(self.settings.measure)} if self.measurer.times else {}
-        return {"providers": measured["providers"], "protocol": {**measured.get("protocol", {}), **settings}}
+        return {"providers": measured["providers"], "protocol": {**measured.get("protocol", {}), **self.choices}}
 
 
 def failed_result(reason: str) -> dict[str, Any]:

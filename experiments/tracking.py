@@ -171,7 +171,7 @@ def _bounded(call: Callable[[], None], seconds: float) -> str | None:
 
 def main(arguments: list[str]) -> int:
     """Mirror the stored records of a folder."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.tracking", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m experiments.tracking", description="Mirror records to wandb.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("mirror", help="make one wandb run of each stored record that has none yet")
     verb.add_argument("outputs", type=Path, help="the folder of records, as a sweep wrote it")

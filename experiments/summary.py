@@ -1,0 +1,58 @@
+"""What the records of one machine say, as a few lines of plain text."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from experiments.records import QUANTITIES
+
+MODES = {"forward": "forward", "backward": "backward", "forward_backward": "both"}
+
+
+def speed_lines(rows: pd.DataFrame) -> Iterable[str]:
+    """Times of the largest float32 case, fastest first, and in how many cases ours is the fastest."""
+    timed = rows[rows["median_ms"].notna() & (rows["provider"] != "roofline")]
+    shown = timed[(timed["dtype"] == "float32") & (timed["level"] == "api")]
+    if shown.empty:
+        return
+    shown = shown[shown["T"] == shown["T"].max()]
+    first = shown.iloc[0]
+    machine = first["device"]
+    yield f"Milliseconds a call on {machine}: float32, B={first['B']}, C={first['C']}, T={first['T']}"
+    table = shown.pivot_table(index="provider", columns="mode", values="median_ms")
+    columns = [mode for mode in MODES if mode in table.columns]
+    wrong = set(shown[shown["status"] == "wrong"]["provider"])
+    yield f"  {'':26}" + "".join(f"{MODES[mode]:>12}" for mode in columns)
+    for name, times in table.sort_values(columns[-1], na_position="last").iterrows():
+        numbers = (times[mode] for mode in columns)
+        yield f"  {name + ' *' * (name in wrong):26}" + "".join(f"{_number(value):>12}" for value in numbers)
+    if wrong:
+        yield "  * outside its error budget in one of these cases"
+    fastest = timed.loc[timed.groupby("case_id")["median_ms"].idxmin(), "provider"]
+    yield f"  ours is the fastest in {(fastest == 'ours').sum()} of {len(fastest)} cases of all sizes, dtypes and modes"
+
+
+def precision_lines(rows: pd.DataFrame) -> Iterable[str]:
+    """Errors in units of the error of rounding the exact result once: the worst mean over the draws of any T."""
+    for quantity in QUANTITIES:
+        factor = f"{quantity}_factor"
+        known = rows[rows[factor].notna()]
+        if known.empty:
+            continue
+        yield f"Error of {quantity}, 1.00 = the exact result rounded once (worst T and draw of gates, mean over draws)"
+        table = known.pivot_table(index="provider", columns="dtype", values=factor, aggfunc="max")
+        yield f"  {'':26}" + "".join(f"{dtype:>12}" for dtype in table.columns)
+        for name, values in table.sort_values(table.columns[0]).iterrows():
+            yield f"  {name!s:26}" + "".join(f"{_number(value):>12}" for value in values)
+
+
+def unmeasured_lines(rows: pd.DataFrame) -> Iterable[str]:
+    """The providers without any result here, with the reason that they gave."""
+    for name, own in rows.groupby("provider"):
+        if not (own["median_ms"].notna() | own["states_factor"].notna() | own["status"].isin(["ok", "wrong"])).any():
+            reason = next((reason for reason in own["reason"] if isinstance(reason, str)), "no reason was recorded")
+            yield f"{name}: {reason.rstrip('.')}."
+
+
+def _number(value: float) -> str:
+    return "-" if pd.isna(value) else f"{value:.3g}"

@@ -1,0 +1,280 @@
+"""Every configuration file composes and converts; every setting that cannot be used says so in one sentence."""
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+hydra = pytest.importorskip("hydra")
+
+from experiments.compose import CONF, compose, options, settings_of  # noqa: E402
+from experiments.config import Case, ConfigError, Hardware, Measure, Settings, parse_lengths  # noqa: E402
+from experiments.hardware import ROOT, Machine, check, overrides_for  # noqa: E402
+
+LENGTHS = tuple(2**power for power in range(7, 17))
+CASE = Case("speed", "api", "forward", "float32", B=2, C=3, T=128)
+
+
+def settings(*overrides: str) -> Settings:
+    """The settings of a command line; on this machine hardware=auto would ask PyTorch, so a preset is named."""
+    if not any(each.startswith("hardware=") for each in overrides):
+        overrides = ("hardware=h200", *overrides)
+    return settings_of(compose(*overrides), list(overrides))
+
+
+def presets() -> dict:
+    from omegaconf import OmegaConf
+
+    return {name: OmegaConf.load(CONF / "hardware" / f"{name}.yaml") for name in options("hardware")}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "hardware"),
+    list(itertools.product(options("experiment"), [name for name in options("hardware") if name != "auto"])),
+)
+def test_every_experiment_suits_every_machine(experiment, hardware):
+    made = settings(f"experiment={experiment}", f"hardware={hardware}")
+    assert made.experiment.stem == experiment
+    assert made.hardware.name == hardware
+    cases = [case for case in made.experiment.cases() if made.hardware.fits(case)]
+    assert cases
+    assert Settings.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+@pytest.mark.parametrize("group", ["measure", "tracking", "providers"])
+def test_every_option_composes_and_differs(group):
+    made = [settings(f"{group}={name}") for name in options(group)]
+    assert len({json.dumps(each.to_dict()) for each in made}) == len(made) > 1
+
+
+def test_the_cluster_launcher_composes():
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("config", ["hydra/launcher=slurm"], return_hydra_config=True)
+    assert config.hydra.launcher._target_.endswith("SlurmLauncher")
+    assert config.hydra.launcher.gpus_per_node == 1
+
+
+def test_speed_is_the_sweep_of_the_published_tables():
+    made = settings("experiment=speed").experiment
+    assert (made.B, made.C, made.T) == ((8,), (1536,), LENGTHS)
+    assert set(made.dtype) == {"float32", "bfloat16", "float16"}
+    assert set(made.mode) == {"forward", "backward", "forward_backward"}
+    assert set(made.level) == {"kernel", "api"}
+    assert len(made.cases()) == len(set(made.cases())) == 10 * 3 * 3 * 2
+
+
+def test_precision_covers_the_published_lengths_with_enough_draws():
+    made = settings("experiment=precision").experiment
+    assert {128, 512, 2048, 8192} < set(made.T)
+    assert (made.B, made.C) == ((1,), (4,))
+    assert set(made.gates) == {"uniform_0_1", "uniform_099_1"}
+    assert made.draws >= 32
+
+
+def test_measuring_takes_at_least_five_samples():
+    assert all(settings(f"measure={name}").measure.repeats >= 5 for name in options("measure"))
+
+
+def test_twelve_gigabytes_hold_the_lengths_of_the_published_tables():
+    made = settings("hardware=rtx_3080_ti")
+    longest = {}
+    for case in made.experiment.cases():
+        if made.hardware.fits(case):
+            longest[case.level, case.mode] = max(case.T, longest.get((case.level, case.mode), 0))
+    assert longest == {
+        ("kernel", "forward"): 65536,
+        ("api", "forward"): 65536,
+        ("kernel", "backward"): 32768,
+        ("kernel", "forward_backward"): 32768,
+        ("api", "backward"): 16384,
+        ("api", "forward_backward"): 16384,
+    }
+
+
+def test_few_rows_are_not_held_to_the_limit_of_many():
+    limits = settings("hardware=rtx_3080_ti").hardware
+    assert limits.fits(dataclasses.replace(CASE, mode="backward", B=1, C=4, T=131072))
+
+
+@pytest.mark.parametrize("experiment", ["speed", "precision"])
+def test_a_cpu_gets_short_sequences(experiment):
+    made = settings(f"experiment={experiment}", "hardware=cpu").experiment
+    assert max(made.T) == 4096
+    assert max(made.B) * max(made.C) < 8 * 1536
+
+
+@pytest.mark.parametrize(
+    ("override", "axis", "values"),
+    [
+        ("experiment.T=[128,256]", "T", (128, 256)),
+        ("experiment.T=256", "T", (256,)),
+        ("experiment.C=7", "C", (7,)),
+        ("experiment.dtype=bfloat16", "dtype", ("bfloat16",)),
+        ("experiment.reverse=[false,true]", "reverse", (False, True)),
+        ("experiment.gates=uniform_099_1", "gates", ("uniform_099_1",)),
+        ("experiment.dim=-2", "dim", (-2,)),
+    ],
+)
+@pytest.mark.parametrize("experiment", ["speed", "precision"])
+@pytest.mark.parametrize("hardware", ["h200", "cpu"])
+def test_any_axis_can_be_overridden(experiment, hardware, override, axis, values):
+    made = settings(f"experiment={experiment}", f"hardware={hardware}", override).experiment
+    assert {getattr(case, axis) for case in made.cases()} == set(values)
+
+
+def test_packed_cases_have_the_sum_of_their_lengths():
+    made = settings("experiment.lengths=1x300+2x10", "experiment.T=128")
+    assert {(case.T, case.sequence_lengths) for case in made.experiment.cases()} == {(320, (300, 10, 10))}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("level", "kernel"), ("mode", "backward"), ("dtype", "float16"), ("B", 1), ("C", 4), ("T", 129), ("dim", -2),
+        ("reverse", True), ("lengths", "2x64"), ("gates", "uniform_099_1"), ("draws", 2), ("seed", 1), ("stem", "smoke"),
+    ],
+)  # fmt: skip
+def test_every_field_of_a_case_shows_in_its_id(field, value):
+    assert dataclasses.replace(CASE, **{field: value}).id != CASE.id
+
+
+def test_the_id_of_a_case_reads_and_stays():
+    assert CASE.id.startswith("api-forward-float32-B2-C3-T128-")
+    assert CASE.id == Case(**dataclasses.asdict(CASE)).id
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["experiment.T=0"], "T must be an integer of at least 1, got 0."),
+        (["experiment.T=1.5"], "T must be an integer of at least 1, got 1.5."),
+        (
+            ["experiment.dtype=float31"],
+            "dtype must be one of 'float32', 'float16', 'bfloat16', 'float64', got 'float31'.",
+        ),
+        (["experiment.dim=1"], "dim must be -1 (time last) or -2 (channels last), got 1."),
+        (["experiment.reverse=maybe"], "reverse must be true or false, got 'maybe'."),
+        (["experiment.lengths=3"], "lengths must look like '1x32768+64x512' (count x length), got 3."),
+        (["measure.repeats=3"], "measure.repeats must be an integer of at least 5, got 3."),
+        (["measure.target_ms=-1"], "measure.target_ms must be a positive number, got -1."),
+        (["tracking.mode=on"], "tracking.mode must be one of 'offline', 'online', 'disabled', got 'on'."),
+        (["providers.names=[]"], "providers.names must name at least one provider, got none."),
+        (["fail_fast=perhaps"], "fail_fast must be true or false, got 'perhaps'."),
+        (["outputs=''"], "outputs must be the path of a folder, got ''."),
+        (
+            ["+measure.speed=1"],
+            "measure.speed is unknown; the settings there are repeats, target_ms, warmup_ms, longest_call_s.",
+        ),
+        (["~experiment.mode"], "experiment.mode is missing; give it a value."),
+        (["~measure"], "measure must be a mapping, got None."),
+    ],
+)
+def test_a_wrong_setting_is_named_in_a_sentence(overrides, sentence):
+    with pytest.raises(ConfigError) as raised:
+        settings(*overrides)
+    assert str(raised.value) == sentence
+
+
+def test_an_unknown_provider_is_named():
+    with pytest.raises(ConfigError, match=r"^providers.names must be one of 'ours', .*, got 'mine'\.$"):
+        settings("providers.names=[ours,mine]")
+
+
+def test_lengths_spell_out_counts():
+    assert parse_lengths("1x5+3x2") == (5, 2, 2, 2)
+    with pytest.raises(ConfigError, match=r"^T must be the sum of lengths '2x3', got 128\.$"):
+        dataclasses.replace(CASE, lengths="2x3")
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 3080 Ti", "rtx_3080_ti"),
+    ],
+)
+def test_auto_finds_the_preset_of_a_gpu(name, preset):
+    assert overrides_for(Machine("cuda", name, 80.0), presets()) == [f"hardware={preset}"]
+
+
+def test_auto_without_a_gpu_is_the_cpu():
+    assert overrides_for(Machine("cpu"), presets()) == ["hardware=cpu"]
+
+
+def test_auto_names_an_unknown_gpu_after_itself():
+    machine = Machine("cuda", "NVIDIA L40S", 44.5, "uuid")
+    made = settings(*overrides_for(machine, presets())).hardware
+    assert made == Hardware("nvidia_l40s", "cuda", "NVIDIA L40S", 44.5)
+    check(made, machine)
+
+
+def test_a_preset_stops_on_another_machine():
+    h100 = settings("hardware=h100").hardware
+    check(h100, Machine("cuda", "NVIDIA H100 PCIe"))
+    with pytest.raises(ConfigError) as raised:
+        check(h100, Machine("cuda", "NVIDIA H200"))
+    assert str(raised.value) == (
+        "hardware=h100 expects a GPU whose name contains 'H100', but this one is 'NVIDIA H200'; "
+        "take hardware=auto or the preset of this machine."
+    )
+    with pytest.raises(ConfigError) as raised:
+        check(h100, Machine("cpu"))
+    assert str(raised.value) == (
+        "hardware=h100 expects a GPU whose name contains 'H100', but PyTorch sees no GPU here; "
+        "take hardware=auto or the preset of this machine."
+    )
+
+
+def test_the_cpu_preset_runs_beside_a_gpu():
+    check(settings("hardware=cpu").hardware, Machine("cuda", "NVIDIA H200"))
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"name": "H 100", "device": "cuda"}, "hardware.name must be a lower-case word such as 'h100', got 'H 100'."),
+        ({"name": "x", "device": "tpu"}, "hardware.device must be one of 'cuda', 'cpu', 'auto', got 'tpu'."),
+        ({"name": "x", "device": "cuda", "memory_gib": 0}, "hardware.memory_gib must be a positive number, got 0."),
+        (
+            {"name": "x", "device": "cuda", "longest": {"forward": 0}},
+            "hardware.longest.forward must be an integer of at least 1, got 0.",
+        ),
+    ],
+)
+def test_a_wrong_preset_is_named_in_a_sentence(values, sentence):
+    with pytest.raises(ConfigError) as raised:
+        Hardware(**values)
+    assert str(raised.value) == sentence
+
+
+def test_a_limit_of_an_unknown_mode_is_refused():
+    with pytest.raises(ConfigError, match=r"^a key of hardware.longest must be one of .*, got 'forwards'\.$"):
+        Hardware("x", "cuda", longest={"forwards": 1})
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Measure().repeats = 1  # type: ignore[misc]
+
+
+def test_help_names_every_choice_and_folder():
+    shown = subprocess.run(
+        [sys.executable, "-m", "experiments", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for group in ("experiment", "hardware", "measure", "tracking", "providers"):
+        assert re.search(rf"^{group}: {', '.join(options(group))}$", shown, re.MULTILINE)
+    for words in ("PATH/<stem>/<case>/record.json", "experiment=precision", "fail_fast: false", "collect"):
+        assert words in shown
+    assert "Powered by Hydra" not in shown
+
+
+def test_outputs_lie_in_the_project_unless_named():
+    assert compose().outputs == os.environ["SCAN_OUTPUTS"]
+    assert settings("outputs=/elsewhere").outputs == "/elsewhere"

@@ -1,0 +1,173 @@
+"""One command measures what suits the machine, builds the paper and says what came out and what did not."""
+
+import pytest
+
+from experiments import reproduce, store
+from experiments.config import ConfigError
+from experiments.hardware import Machine
+from experiments.records import tidy
+from experiments.summary import precision_lines, speed_lines, unmeasured_lines
+
+
+def speed_record(T, mode, dtype="float32", **medians):
+    case = {"stem": "speed", "level": "api", "mode": mode, "dtype": dtype, "B": 1, "C": 64, "T": T}
+    providers = {name: {"status": "ok", "reason": None, "samples_ms": [ms]} for name, ms in medians.items()}
+    providers["warp"] = {"status": "unsupported", "reason": "it needs a GPU."}
+    return wrap(case, providers)
+
+
+def precision_record(T, dtype, **factors):
+    case = {"stem": "precision", "level": "", "mode": "forward_backward", "dtype": dtype, "B": 1, "C": 4, "T": T}
+    errors = {name: {"states": {"rmse": [factor, factor], "rounding_rmse": [1, 1]}} for name, factor in factors.items()}
+    providers = {name: {"status": "ok", "errors": each} for name, each in errors.items()}
+    return wrap(case, providers | {"warp": {"status": "unsupported", "reason": "it needs a GPU."}})
+
+
+def wrap(case, providers):
+    return {
+        "schema": 1,
+        "stem": case["stem"],
+        "hardware": "cpu",
+        "case_id": "-".join(map(str, case.values())),
+        "case": case,
+        "providers": providers,
+        "protocol": {},
+        "provenance": {"gpu": None, "cpu": "A CPU"},
+        "key": "k",
+    }
+
+
+SPEED = [
+    speed_record(128, "forward", ours=0.2, ref=0.1, roofline=0.01),
+    speed_record(4096, "forward", ours=1.0, ref=2.0, sequential=9.0, roofline=0.5),
+    speed_record(4096, "forward_backward", ours=3.0, ref=4.0, roofline=0.5),
+]
+PRECISION = [precision_record(128, "float32", ours=1.5, ref=1.2), precision_record(512, "float32", ours=1.1, ref=1.6)]
+
+
+def test_the_table_of_times():
+    SPEED[1]["providers"]["sequential"]["status"] = "wrong"
+    assert list(speed_lines(tidy(SPEED))) == [
+        "Milliseconds a call on A CPU: float32, B=1, C=64, T=4096",
+        "                                 forward        both",
+        "  ours                                 1           3",
+        "  ref                                  2           4",
+        "  sequential *                         9           -",
+        "  * outside its error budget in one of these cases",
+        "  ours is the fastest in 2 of 3 cases of all sizes, dtypes and modes",
+    ]
+
+
+def test_the_table_of_errors():
+    assert list(precision_lines(tidy(PRECISION))) == [
+        "Error of states, 1.00 = the exact result rounded once (worst T and draw of gates, mean over draws)",
+        "                                 float32",
+        "  ours                               1.5",
+        "  ref                                1.6",
+    ]
+
+
+def test_providers_without_a_result_say_why():
+    assert list(unmeasured_lines(tidy(SPEED + PRECISION))) == ["warp: it needs a GPU."]
+
+
+def test_no_records_make_no_lines():
+    empty = tidy([speed_record(128, "forward")])
+    assert list(speed_lines(empty)) == list(precision_lines(empty)) == []
+
+
+@pytest.fixture
+def steps(monkeypatch, tmp_path):
+    """The commands that a run starts; what each returns can be set by a word of it."""
+    commands, ends = [], {}
+    monkeypatch.setattr(reproduce, "OUTPUTS", tmp_path / "outputs")
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "results")
+    (tmp_path / "results" / "h200").mkdir(parents=True)
+    (tmp_path / "results" / "published").mkdir()
+    monkeypatch.setattr(reproduce, "ask_this_machine", lambda: Machine("cpu"))
+    monkeypatch.setattr(reproduce.shutil, "which", lambda name: None)
+
+    def run(title, command):
+        commands.append(command[1:])
+        if "experiment=speed" in command:
+            for record in SPEED:
+                store.write(tmp_path / "outputs" / "speed" / record["case_id"] / "record.json", record)
+        return next((status for word, status in ends.items() if word in command), 0)
+
+    monkeypatch.setattr(reproduce, "run", run)
+    return commands, ends
+
+
+def test_a_cpu_measures_both_sweeps_and_builds_the_paper(steps, tmp_path, capsys):
+    commands, _ = steps
+    assert reproduce.main([]) == 0
+    outputs = str(tmp_path / "outputs")
+    assert commands == [
+        ["-m", "experiments", "experiment=speed", "hardware=cpu", f"outputs={outputs}"],
+        ["-m", "experiments", "experiment=precision", "hardware=cpu", f"outputs={outputs}"],
+        ["-m", "paper", "--results", str(tmp_path / "results"), "--also", outputs],
+    ]
+    shown = capsys.readouterr().out
+    assert "ours is the fastest in 2 of 3 cases" in shown
+    assert (
+        "No GPU number was measured, because PyTorch sees no GPU here; those of h200 in the report are the stored ones "
+        "(paper/results).\n"
+    ) in shown
+    assert "No PDF was typeset, because latexmk is not installed.\n" in shown
+    assert "Not measured: warp: it needs a GPU.\n" in shown
+    assert shown.splitlines()[-2] == "== Where the report is"
+    assert shown.splitlines()[-1].startswith("Figures and tables: ")
+
+
+def test_a_gpu_measures_the_papers_sweeps(steps, monkeypatch, capsys):
+    commands, _ = steps
+    monkeypatch.setattr(reproduce, "ask_this_machine", lambda: Machine("cuda", "NVIDIA H200"))
+    monkeypatch.setattr(reproduce.shutil, "which", lambda name: f"/bin/{name}")
+    assert reproduce.main([]) == 0
+    assert [command[3] for command in commands[:2]] == ["hardware=auto"] * 2
+    shown = capsys.readouterr().out
+    assert "Milliseconds a call" not in shown, "records of another device are not this machine's"
+    assert "== What could not be done here\nNothing was left out.\n" in shown
+    assert shown.splitlines()[-2].startswith("PDF: ") and shown.splitlines()[-2].endswith("paper.pdf")
+
+
+def test_quick_measures_less_and_says_so(steps, capsys):
+    commands, _ = steps
+    assert reproduce.main(["--quick"]) == 0
+    assert "measure=quick" in commands[0] and "experiment.draws=8" in commands[1]
+    assert "because --quick asked for it" in capsys.readouterr().out
+
+
+def test_figures_only_measures_nothing(steps, tmp_path):
+    commands, _ = steps
+    assert reproduce.main(["--figures-only"]) == 0
+    assert commands == [["-m", "paper", "--results", str(tmp_path / "results")]]
+
+
+def test_a_failed_step_does_not_stop_the_others(steps, capsys):
+    commands, ends = steps
+    ends |= {"experiment=speed": 1}
+    assert reproduce.main([]) == 1
+    assert len(commands) == 3
+    assert "The sweep speed ended with exit status 1; its own lines above say why.\n" in capsys.readouterr().out
+
+
+def test_a_machine_that_cannot_be_asked_is_said(steps, monkeypatch, capsys):
+    def fail():
+        raise ConfigError("The device of this machine could not be asked for (no torch); name it, as in hardware=cpu.")
+
+    monkeypatch.setattr(reproduce, "ask_this_machine", fail)
+    assert reproduce.main([]) == 2
+    assert capsys.readouterr().err == (
+        "error: The device of this machine could not be asked for (no torch); name it, as in hardware=cpu.\n"
+    )
+
+
+def test_quick_settings_exist():
+    hydra = pytest.importorskip("hydra")
+    assert hydra
+    from experiments.compose import compose, settings_of
+
+    for stem, overrides in reproduce.QUICK.items():
+        words = [f"experiment={stem}", "hardware=cpu", *overrides]
+        assert settings_of(compose(*words), words).experiment.cases()
