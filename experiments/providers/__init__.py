@@ -1,0 +1,1 @@
+"""The competitors of a benchmark, one file a family; `registry` knows them by name."""

@@ -1,0 +1,74 @@
+"""The library of this repository."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.config import Case
+from experiments.inputs import DTYPES, Inputs
+from experiments.providers.base import AutogradProvider, Call
+
+
+class Ours(AutogradProvider):
+    name = "ours"
+    devices = ("cuda", "cpu")
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    dims = (-1, -2)
+    packed = True
+    reversible = True
+
+    def function(self, case: Case, inputs: Inputs) -> Callable[[Tensor, Tensor], Tensor]:
+        from scan import linear_scan
+
+        options: dict[str, Any] = {"dim": case.dim, "reverse": case.reverse, "cu_seqlens": inputs.cu_seqlens}
+        return lambda gates, tokens: linear_scan(gates, tokens, **options).states
+
+    def kernel_call(self, case: Case, inputs: Inputs) -> Call:
+        """The implementation below the operator; it allocates its outputs, which a CUDA graph makes free."""
+        if inputs.tokens.is_cuda:
+            from scan import launch as implementation
+        else:
+            from scan import cpu as implementation
+
+        gates, tokens, d_states, cu_seqlens = inputs.gates, inputs.tokens, inputs.d_states, inputs.cu_seqlens
+        dim, reverse = case.dim, case.reverse
+
+        def forward() -> Tensor:
+            return implementation.forward(gates, tokens, None, cu_seqlens, dim, reverse, False, False)[0]
+
+        def backward(states: Tensor) -> tuple[Tensor | None, ...]:
+            needs = (True, True, False)
+            return implementation.backward(
+                gates, states, None, cu_seqlens, d_states, None, tokens.dtype, dim, reverse, False, needs
+            )[:2]
+
+        def both() -> tuple[Tensor | None, ...]:
+            states = forward()
+            return states, *backward(states)
+
+        read = self.read(case)
+        if case.mode == "forward":
+            return Call(lambda: (forward(),), read)
+        if case.mode == "backward":
+            states = forward()
+            return Call(lambda: backward(states), read)
+        return Call(both, read)
+
+    def detail(self, case: Case, device: str) -> dict[str, Any]:
+        if torch.device(device).type == "cpu":
+            return {"strategy": "time_loop"}
+        from scan import tuning
+
+        itemsize = DTYPES[case.dtype].itemsize
+        directions = [direction for direction in ("forward", "backward") if direction in case.mode.split("_")]
+        if case.dim == -1:
+            strategy = "time_contiguous"
+            chosen = {d: tuning.time_contiguous(case.T, itemsize, backward=d == "backward") for d in directions}
+        else:
+            strategy = "channels_last"
+            chosen = {d: tuning.channels_last(case.T, case.C, itemsize, backward=d == "backward") for d in directions}
+        return {"strategy": strategy, "configuration": {d: config._asdict() for d, config in chosen.items()}}
