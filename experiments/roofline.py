@@ -1,0 +1,191 @@
+"""The roofline of a case: the time of a kernel that only moves the same bytes, at the same size, in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.config import Case
+from experiments.inputs import Inputs, bytes_of
+from experiments.providers.base import Call, Provider
+from experiments.timing import EventSampler, GraphSampler, Sampler, flush_buffer, graph_order, l2_bytes
+
+# Tensors read and written by the scan when each is moved once.
+TRAFFIC = {
+    "forward": ((2, 1),),
+    "backward": ((3, 2),),
+    "forward_backward": ((2, 1), (3, 2)),
+}
+_COMPARED = 2**20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way of launching the kernel; words of 4 bytes where the size allows."""
+
+    block: int
+    warps: int
+    vector: int
+
+    def __str__(self) -> str:
+        return f"block {self.block}, {self.warps} warps, vectors of {self.vector}"
+
+
+def variants() -> list[Variant]:
+    """The grid of block sizes, warps and vector widths from which the fastest is taken.
+
+    A thread holds at least one vector and at most 64 words of an array, which is what fits its registers; narrower
+    vectors matter where a thread has few.
+    """
+    grid = []
+    for block in (512, 1024, 2048, 4096, 8192, 16384):
+        for warps in (1, 2, 4, 8):
+            held = block // (32 * warps)
+            if 4 <= held <= 64:
+                grid.append(Variant(block, warps, 4))
+            if held <= 16:
+                grid.append(Variant(block, warps, 2))
+    return grid
+
+
+def bytes_moved(case: Case) -> int:
+    """The fewest bytes that a case can move."""
+    return sum(reads + writes for reads, writes in TRAFFIC[case.mode]) * bytes_of(case)
+
+
+class Roofline(Provider):
+    name = "roofline"
+    devices = ("cuda", "cpu")
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    dims = (-1, -2)
+    packed = True
+    reversible = True
+    computes = False
+
+    def __init__(self) -> None:
+        self._fastest: dict[tuple[int, int, int], Variant] = {}
+
+    def prepare(self, case: Case, sets: Sequence[Inputs]) -> None:
+        """Find the fastest variant for each part of the case, once a size in a process."""
+        if not sets[0].tokens.is_cuda:
+            return
+        for part in range(len(TRAFFIC[case.mode])):
+            key = (bytes_of(case), *TRAFFIC[case.mode][part])
+            if key not in self._fastest:
+                times = {variant: _quick_time([_part(case, each, part, variant) for each in sets], case)
+                         for variant in variants()}  # fmt: skip
+                self._fastest[key] = min(times, key=times.__getitem__)
+
+    def detail(self, case: Case, device: str) -> dict[str, Any]:
+        if torch.device(device).type == "cpu":
+            return {"variant": "torch.add(out=) on integers"}
+        chosen = []
+        for reads, writes in TRAFFIC[case.mode]:
+            variant = self._fastest[bytes_of(case), reads, writes]
+            chosen.append(f"{reads} reads, {writes} writes: {variant}")
+        return {"variant": "; ".join(chosen)}
+
+    def kernel_call(self, case: Case, inputs: Inputs) -> Call:
+        parts = [
+            _part(case, inputs, number, self._fastest.get((bytes_of(case), *traffic)))
+            for number, traffic in enumerate(TRAFFIC[case.mode])
+        ]
+        written = tuple(tensor for part in parts for tensor in part.poisonable)
+
+        def run() -> tuple[Tensor, ...]:
+            for part in parts:
+                part.run()
+            return written
+
+        def check() -> str | None:
+            for part in parts:
+                if not part.moved():
+                    return "the roofline kernel did not write what it read."
+            return None
+
+        def poison() -> None:
+            for tensor in written:
+                tensor.fill_(float("nan"))
+
+        return Call(run, lambda _: {}, poison=poison, check=check)
+
+    def api_call(self, case: Case, inputs: Inputs) -> Call:
+        """The same: a limit has no overhead."""
+        return self.kernel_call(case, inputs)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One launch."""
+
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+    poisonable: tuple[Tensor, ...]
+    variant: Variant | None
+    """None on the CPU."""
+
+    def run(self) -> None:
+        if self.variant is None:
+            torch.add(self.reads[0], self.reads[1], out=self.writes[0])
+            for source, target in zip(self.reads[2:], self.writes[1:], strict=True):
+                target.copy_(source)
+            return
+        from experiments.roofline_kernels import move
+
+        kernel: Any = move
+        arrays = [*self.reads, *[self.reads[0]] * (4 - len(self.reads))]
+        arrays += [*self.writes, *[self.writes[0]] * (3 - len(self.writes))]
+        words = self.writes[0].numel()
+        kernel[(-(-words // self.variant.block),)](
+            *arrays, words, READS=len(self.reads), WRITES=len(self.writes),
+            BLOCK=self.variant.block, VECTOR=self.variant.vector, num_warps=self.variant.warps,
+        )  # fmt: skip
+
+    def moved(self) -> bool:
+        """Whether the outputs hold what the inputs say, on every few words."""
+        step = max(1, self.writes[0].numel() // _COMPARED)
+        reads = [tensor[::step] for tensor in self.reads]
+        expected = [reads[0] + reads[1], *reads[2:]]
+        if self.variant is not None:
+            total = reads[0].clone()
+            for tensor in reads[1:]:
+                total ^= tensor
+            expected = [total] * len(self.writes)
+        return all(torch.equal(tensor[::step], value) for tensor, value in zip(self.writes, expected, strict=True))
+
+
+def _part(case: Case, inputs: Inputs, number: int, variant: Variant | None) -> _Part:
+    reads, writes = TRAFFIC[case.mode][number]
+    # The backward kernel reads states that a forward kernel has just written, where there was one.
+    second = inputs.buffer("states") if number > 0 else inputs.tokens
+    sources = (inputs.gates, second, inputs.d_states)
+    targets = tuple(inputs.buffer(name) for name in ("states", "d_gates", "d_tokens"))
+    targets = targets[:writes] if writes == 1 else targets[1 : 1 + writes]
+    return _Part(
+        tuple(_words(tensor) for tensor in sources[:reads]), tuple(_words(tensor) for tensor in targets),
+        targets, variant,
+    )  # fmt: skip
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as integers, the widest of which it is a whole number."""
+    size = tensor.numel() * tensor.element_size()
+    return tensor.view(-1).view(torch.int32 if size % 4 == 0 else torch.int16)
+
+
+def _quick_time(parts: list[_Part], case: Case) -> float:
+    """Milliseconds of one launch, roughly: the better of two samples with a cold cache."""
+    calls = [Call(lambda part=part: part.run() or (), lambda _: {}) for part in parts]
+    calls[0].run()  # compiles
+    sampler: Sampler
+    device = str(parts[0].writes[0].device)
+    if len(calls) > 1:
+        sampler = GraphSampler(graph_order(calls, bytes_moved(case), l2_bytes(device)))
+    else:
+        sampler = EventSampler(calls[0], flush_buffer(device), drained=False)
+    sampler.sample(sampler.batch)
+    return min(sampler.sample(sampler.batch).ms for _ in range(2))
