@@ -1,8 +1,8 @@
 """What all tests share: the device, seeds, poisoned memory, caches, and which test runs in which process.
 
-`make test` runs two processes. In the first, Triton's interpreter (TRITON_INTERPRET=1) executes the kernels on CPU
-tensors. The second compiles kernels ahead of time (`codegen`) and, where there is a GPU, repeats every test that uses
-the fixture `device` there.
+`make test` runs two processes. The first runs all tests as a user's process would: scans are computed on the GPU if
+there is one, else by the CPU implementation. In the second, Triton's interpreter (TRITON_INTERPRET=1) executes the
+kernels, on CPU tensors; every test that uses the fixture `device` runs again there.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from triton.runtime.interpreter import ScanOps
 
 from tests.interpreter import slow_scan, tree_scan
 
+pytestmark = pytest.mark.interpreter
+
 
 @triton.jit
 def _right(a1, a2):
