@@ -149,8 +149,9 @@ class _Part:
         """Whether the outputs hold what the inputs say, on every few words."""
         step = max(1, self.writes[0].numel() // _COMPARED)
         reads = [tensor[::step] for tensor in self.reads]
-        expected = [reads[0] + reads[1], *reads[2:]]
-        if self.variant is not None:
+        if self.variant is None:
+            expected = [reads[0] + reads[1], *reads[2:]]
+        else:
             total = reads[0].clone()
             for tensor in reads[1:]:
                 total ^= tensor
