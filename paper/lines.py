@@ -5,14 +5,14 @@ from matplotlib.axes import Axes
 
 from paper.style import Look
 
-FAILED = ("diverged", "overflowed")
 
-
-def draw(panel: Axes, points: pd.DataFrame, column: str, label: str, look: Look, front: bool = False) -> None:
-    """Draws `column` over T; `<column>_low` and `<column>_high` bound the interval, where there is one."""
+def draw(
+    panel: Axes, points: pd.DataFrame, column: str, label: str, look: Look, front: bool = False, failed: str = ""
+) -> None:
+    """Draws `column` over T, with `<column>_low` and `<column>_high` as bars; the column `failed` says what is lost."""
     points = points.sort_values("T")
-    failed = points["status"].isin(FAILED)
-    values = points[column].mask(failed).astype(float)
+    lost = points[failed].astype(bool) if failed else pd.Series(False, index=points.index)
+    values = points[column].mask(lost).astype(float)
     bars = [
         (sign * (points[f"{column}_{end}"].astype(float) - values)).clip(lower=0).fillna(0)
         if f"{column}_{end}" in points
@@ -29,8 +29,8 @@ def draw(panel: Axes, points: pd.DataFrame, column: str, label: str, look: Look,
         points["T"][wrong], values[wrong], linestyle="", marker=look.marker, markerfacecolor="white",
         markeredgecolor=look.colour, zorder=order + 1,
     )  # fmt: skip
-    if failed.any():
+    if lost.any():
         panel.plot(
-            points["T"][failed], [1.0] * int(failed.sum()), linestyle="", marker="x", color=look.colour, markersize=5,
+            points["T"][lost], [1.0] * int(lost.sum()), linestyle="", marker="x", color=look.colour, markersize=5,
             transform=panel.get_xaxis_transform(), clip_on=False, zorder=order + 1,
         )  # fmt: skip

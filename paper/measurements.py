@@ -18,6 +18,9 @@ import pandas as pd
 from experiments.records import QUANTITIES, load, median_interval, tidy
 
 ORIGINS = ("paper", "here", "published")
+FAILED = ("diverged", "overflowed")
+HOPELESS = 100
+"""Times the error of rounding once; in bfloat16 an error as large as the value itself is a few hundred times that."""
 WITHOUT_CLAIM = ("smoke",)
 """Experiments that only show that a sweep runs."""
 
@@ -139,15 +142,13 @@ def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         "l2": protocol.get("l2"),
         "printed_speedup": (record.get("published") or {}).get("printed_speedup"),
         "roofline_exceeded_by": (protocol.get("roofline_exceeded_by") or {}).get(provider),
-        "host_low_us": None,
-        "host_high_us": None,
+        "gate_values": protocol.get("gate_values"),
     }
-    if result.get("host_samples_us"):
-        row["host_low_us"], row["host_high_us"] = median_interval(result["host_samples_us"])
     for column, other in (("fraction", "roofline"), ("over_warp", "warp")):
         row |= _ratio(column, providers.get(other) or {}, result)
     for quantity in QUANTITIES:
         row |= _spread(quantity, (result.get("errors") or {}).get(quantity))
+        row[f"{quantity}_failed"] = _failed(result, quantity)
     return row
 
 
@@ -161,6 +162,17 @@ def _ratio(column: str, other: Mapping[str, Any], result: Mapping[str, Any]) -> 
     elif other.get("median_ms") and result.get("median_ms"):
         point = other["median_ms"] / result["median_ms"]
     return {column: point, f"{column}_low": low, f"{column}_high": high}
+
+
+def _failed(result: Mapping[str, Any], quantity: str) -> bool:
+    """Whether it is this quantity that diverged or overflowed; the status is that of all quantities together."""
+    if result["status"] not in FAILED:
+        return False
+    errors = (result.get("errors") or {}).get(quantity)
+    if not isinstance(errors, Mapping):
+        return True
+    pairs = zip(errors.get("rmse") or [], errors.get("rounding_rmse") or [], strict=False)
+    return any(errors.get("nonfinite") or []) or any(a is None or a > HOPELESS * b for a, b in pairs)
 
 
 def _spread(quantity: str, errors: Any) -> dict[str, Any]:

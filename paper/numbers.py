@@ -1,8 +1,8 @@
 """Numbers of the prose, each with the records that it comes from, as LaTeX definitions.
 
 `main.tex` prints one as `\\measured{speed.kernel.forward.float32.ours.fraction.least}` and guards a sentence with
-`\\whenmeasured{key, key}{sentence}{otherwise}`. `least` and `greatest` range over all sequence lengths; rows that are
-not `ok` do not count.
+`\\whenmeasured{key, key}{sentence}{otherwise}`. `least` and `greatest` range over all sequence lengths; what is
+wrong or failed does not count.
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,8 +63,8 @@ def _source(row: pd.Series) -> str:
 
 
 def _range(prefix: str, rows: pd.DataFrame, column: str, digits: int | None = 2) -> list[Number]:
-    """Least and greatest of a column over the rows that are right, to so many decimals, or to three digits."""
-    rows = rows[(rows["status"] == "ok") & rows[column].notna()]
+    """Least and greatest of a column, to so many decimals, or to three digits."""
+    rows = rows[rows[column].notna()]
     if rows.empty:
         return []
     numbers = []
@@ -105,6 +105,7 @@ def _speed(measurements: Measurements) -> list[Number]:
     rows = measurements.of(machine, "speed")
     numbers = _machine("speed", machine, rows)
     for (level, mode, dtype, provider), group in rows.groupby(["level", "mode", "dtype", "provider"], sort=True):
+        group = group[group["status"] == "ok"]
         prefix = f"speed.{level}.{mode}.{dtype}.{provider}"
         if provider != "roofline":
             numbers += _range(f"{prefix}.fraction", group, "fraction")
@@ -122,8 +123,9 @@ def _precision(measurements: Measurements) -> list[Number]:
     numbers = _machine("precision", machine, rows)
     for (gates, dtype, provider), group in rows.groupby(["gates", "dtype", "provider"], sort=True):
         for quantity in style.QUANTITIES:
-            numbers += _range(f"precision.{gates}.{dtype}.{provider}.{quantity}", group, f"{quantity}_factor")
-        failed = group[group["status"].isin(("diverged", "overflowed"))].sort_values("T")
+            sound = group[(group["status"] != "wrong") & ~group[f"{quantity}_failed"]]
+            numbers += _range(f"precision.{gates}.{dtype}.{provider}.{quantity}", sound, f"{quantity}_factor")
+        failed = group[group["states_failed"]].sort_values("T")
         if len(failed):
             lengths = listed([str(T) for T in dict.fromkeys(failed["T"])])
             sources = tuple(_source(row) for _, row in failed.iterrows())

@@ -38,7 +38,9 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
             for provider in style.in_order(points["provider"]):
                 look = style.look(provider)
                 of_provider = points[points["provider"] == provider]
-                lines.draw(panel, of_provider, f"{quantity}_factor", look.label, look, front=provider == "ours")
+                lines.draw(
+                    panel, of_provider, f"{quantity}_factor", look.label, look, provider == "ours", f"{quantity}_failed"
+                )
             style.time_axis(panel, sorted(set(rows["T"])))
             style.plain_log_axis(panel)
             low, high = panel.get_ylim()
@@ -59,7 +61,7 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
 
 
 def _failures(rows: pd.DataFrame) -> str:
-    failed = rows[rows["status"].isin(lines.FAILED)]
+    failed = rows[rows[[f"{quantity}_failed" for quantity in style.QUANTITIES]].any(axis=1)]
     said = []
     for provider in style.in_order(failed["provider"]):
         for dtype in style.DTYPES:
@@ -88,7 +90,8 @@ def _beside_published(measurements: Measurements, folder: Path) -> list[Float]:
             points = measurements.of(machine, "precision", dtype=dtype, provider=provider, gates="uniform_0_1")
             if len(points):
                 look = style.look(provider)
-                lines.draw(panel, points, "states_rmse", f"{look.label}, {machine.title}", look, provider == "ours")
+                label = f"{look.label}, {machine.title}"
+                lines.draw(panel, points, "states_rmse", label, look, provider == "ours", "states_failed")
         style.time_axis(panel, sorted(set(rows["T"])))
         panel.set_title(f"states, {dtype}")
         panel.set_xlabel("sequence length T")

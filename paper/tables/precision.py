@@ -9,9 +9,6 @@ from paper.captions import counts
 from paper.measurements import Machine, Measurements
 from paper.typeset import Float, decimals, escape, heading, scientific, table
 
-BITS = {"float16": 11, "bfloat16": 8}
-"""Significant bits of the 16-bit types, the hidden one included."""
-
 
 def make(measurements: Measurements) -> list[Float]:
     """The tables that the stored precision records allow."""
@@ -118,7 +115,7 @@ def _cell(at: pd.DataFrame, provider: str, column: str) -> str:
     if found.empty:
         return decimals(None)
     row = found.iloc[0]
-    if row["status"] in ("diverged", "overflowed", "oom", "error"):
+    if row[column.rsplit("_", 1)[0] + "_failed"] or row["status"] in ("oom", "error"):
         return escape(row["status"])
     value = float(row[column])
     shown = scientific(value) if column.endswith("_rmse") or value >= 1000 else decimals(value)
@@ -131,18 +128,16 @@ def _caption(what: str, machine: Machine, gates: str, rows: pd.DataFrame) -> str
         f"{counts(rows['draws'])} draws, against a sequential float64 scan of the same inputs; \\emph{{rounding}}: "
         "the exact result rounded once to the type."
     )
-    if gates == "uniform_099_1":
-        caption += " Rounded to 16 bits, such a gate can be " + ", ".join(
-            f"in {dtype} one of {len(values_of_gates(bits))} values ({values_of_gates(bits)[0]:.4g} to 1)"
-            for dtype, bits in BITS.items()
-            if dtype in set(rows["dtype"])
-        )
-        caption = caption.rstrip() + "."
+    caption += "".join(_gate_values(dtype, rows[rows["dtype"] == dtype]) for dtype in style.DTYPES)
     if (rows["status"] == "wrong").any():
         caption += r" $^\dagger$: outside the error budget."
     return caption
 
 
-def values_of_gates(bits: int, low: float = 0.99) -> list[float]:
-    """The values that a gate in [low, 1) can take when rounded to so many significant bits; low is at least 1/2."""
-    return [n / 2**bits for n in range(round(low * 2**bits), 2**bits + 1)]
+def _gate_values(dtype: str, rows: pd.DataFrame) -> str:
+    """Which values the gates could take, where the records count them: few, in 16 bits and a narrow range."""
+    known = rows["gate_values"].dropna()
+    if known.empty:
+        return ""
+    values = known.iloc[0]
+    return f" In {dtype} such a gate is one of {len(values)} values from {min(values):.4g} to {max(values):.4g}."

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from paper.measurements import ResultsError, gather
-from paper.tables.precision import values_of_gates
+from paper.measurements import Measurements, ResultsError, gather
 
 Write = Callable[..., Path]
 
@@ -74,20 +73,25 @@ def test_ratios_are_taken_within_each_turn(synthetic: Path) -> None:
     assert rows.loc["ours", "over_warp"] != rows.loc["ours", "over_warp"], "six samples of warp cannot pair with seven"
 
 
-def test_the_spread_of_a_precision_is_that_of_its_draws(synthetic: Path) -> None:
+def test_the_spread_of_a_precision_is_that_of_its_draws(synthetic: Path, measured: Measurements) -> None:
     record = one(synthetic / "h200" / "precision.jsonl")
     errors = record["providers"]["ours"]["errors"]["states"]
     factors = [a / b for a, b in zip(errors["rmse"], errors["rounding_rmse"], strict=True)]
-    rows = gather(synthetic).rows
+    rows = measured.rows
     row = rows[(rows["case_id"] == record["case_id"]) & (rows["provider"] == "ours")].iloc[0]
     assert row["states_factor"] == pytest.approx(statistics.fmean(factors))
     inside = [row["states_factor_low"] <= factor <= row["states_factor_high"] for factor in factors]
     assert sum(inside) == 30, "of 32 draws, 95 % are all but the two outermost"
 
 
-def test_how_many_gates_16_bits_leave_just_below_one() -> None:
-    assert values_of_gates(8) == [253 / 256, 254 / 256, 255 / 256, 1.0]
-    assert len(values_of_gates(11)) == 21
+def test_a_provider_fails_only_in_the_quantities_that_do(measured: Measurements) -> None:
+    rows = measured.rows
+    warp = rows[(rows["hardware"] == "h200") & (rows["stem"] == "precision") & (rows["provider"] == "warp")]
+    for dtype, status in (("bfloat16", "overflowed"), ("float16", "diverged")):
+        long = warp[(warp["dtype"] == dtype) & (warp["T"] == 8192)].iloc[0]
+        assert long["status"] == status
+        assert (long["states_failed"], long["d_gates_failed"], long["d_tokens_failed"]) == (True, True, False)
+    assert not warp.loc[warp["T"] < 8192, "states_failed"].any()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Numbers of the prose: right, traceable to their records, and never typed by hand."""
+
+import json
+import re
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from paper import numbers
+from paper.measurements import Measurements, gather
+from paper.typeset import Float, decimals, escape, listed, scientific, significant, span
+
+PAPER = Path(__file__).parents[2] / "paper"
+
+
+def definitions(text: str) -> dict[str, str]:
+    """Key -> what it prints."""
+    return dict(re.findall(r"^\\definenumber\{([^}]+)\}\{(.*)\}$", text, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def text(measured: Measurements) -> str:
+    """numbers.tex of the synthetic results, with a float in every file that the prose refers to."""
+    kinds = ("figures/speed", "figures/precision", "tables/speed", "tables/precision", "tables/gaps")
+    return numbers.make(measured, {kind: [Float(f"fig:{kind}", "")] for kind in kinds})
+
+
+def test_every_number_of_the_prose_is_defined(text: str) -> None:
+    defined = definitions(text)
+    for source in ("main.tex", "artifact.tex"):
+        prose = re.sub(r"(?<!\\)%.*", "", (PAPER / source).read_text())
+        used = set(re.findall(r"\\measured\{([^}#]+)\}", prose)) | {
+            f"refs.{key}" for key in re.findall(r"\\refsto\{([^}#]+)\}", prose)
+        }
+        for key in re.findall(r"\\between\{([^}#]+)\}", prose):
+            used |= {f"{key}.least", f"{key}.greatest"}
+        for keys in re.findall(r"\\whenmeasured\{([^}#]+)\}", prose):
+            used |= {key.strip() for key in keys.split(",")}
+        assert used and used <= set(defined)
+
+
+def test_no_measurement_is_typed_into_the_prose() -> None:
+    for source in ("main.tex", "artifact.tex"):
+        prose = re.sub(r"(?<!\\)%.*", "", (PAPER / source).read_text())
+        prose = prose.partition(r"\maketitle")[2] if source == "main.tex" else prose
+        prose = re.sub(r"\\(?:measured|between|refsto|whenmeasured)\{[^}]*\}", "", prose)
+        prose = re.sub(r"\[0\.99,1\)|Python 3\.11 or 3\.12", "", prose)  # a draw and two versions, not measurements
+        assert not re.findall(r"\d+\.\d+", prose)
+        assert not re.findall(r"\d+\s*(?:\\,)?\s*(?:ms|GB/s|TB/s|times|\\times)", prose)
+
+
+def test_a_number_says_the_file_case_and_provider_that_it_comes_from(text: str, synthetic: Path) -> None:
+    found = re.search(
+        r"^% (\S+)  case_id=(\S+)  provider=(\S+)\n"
+        r"\\definenumber\{speed\.kernel\.forward\.float32\.ours\.fraction\.least\}\{([\d.]+)\}$",
+        text,
+        re.MULTILINE,
+    )
+    assert found is not None
+    file, case_id, provider, printed = found.groups()
+    assert Path(file) == synthetic / "h200" / "speed.jsonl"
+    record = next(each for each in map(json.loads, Path(file).read_text().splitlines()) if each["case_id"] == case_id)
+    ours, roofline = (record["providers"][name]["samples_ms"] for name in (provider, "roofline"))
+    assert printed == f"{sorted(a / b for a, b in zip(roofline, ours, strict=True))[3]:.2f}"
+
+
+def test_every_measured_number_has_a_source(text: str) -> None:
+    lines = text.splitlines()
+    for above, line in pairwise(lines):
+        if line.startswith(r"\definenumber") and not re.match(r"\\definenumber\{(refs|missing)\.", line):
+            assert above.startswith("% "), f"{line} has no source"
+
+
+def test_least_and_greatest_leave_out_what_is_wrong_or_failed(text: str, measured: Measurements) -> None:
+    defined = definitions(text)
+    rows = measured.rows[(measured.rows["level"] == "kernel") & (measured.rows["mode"] == "forward")]
+    warp = rows[(rows["provider"] == "warp") & (rows["dtype"] == "bfloat16")]
+    assert set(warp["status"]) == {"ok", "wrong"}
+    right = warp.loc[warp["status"] == "ok", "fraction"].max()
+    assert right < warp["fraction"].max(), "the wrong ones are the fastest in this data"
+    assert defined["speed.kernel.forward.bfloat16.warp.fraction.greatest"] == f"{right:.2f}"
+    assert defined["precision.uniform_0_1.bfloat16.warp.failed"] == "8192"
+    assert float(defined["precision.uniform_0_1.bfloat16.warp.states.greatest"]) < 3
+
+
+def test_published_numbers_are_those_printed(text: str) -> None:
+    defined = definitions(text)
+    assert defined["published.h100.kernel.forward_backward.least"] == "0.90"
+    assert defined["published.h100.kernel.forward_backward.greatest"] == "1.34"
+    assert defined["published.rtx_3080_ti.api.forward_backward.least"] == "1.05"
+    assert defined["published.h100.precision.bfloat16.shortest.rmse"] == r"$3.59\times10^{-3}$"
+
+
+def test_the_machine_and_its_software_are_those_of_the_records(text: str) -> None:
+    defined = definitions(text)
+    assert defined["speed.name"] == "Synthetic H200 (test data)"
+    assert defined["speed.driver"] == "0.0-test"
+    assert (defined["speed.T.least"], defined["speed.T.greatest"]) == ("128", "65536")
+    assert (defined["speed.samples.least"], defined["precision.draws.least"]) == ("7", "32")
+    assert defined["date"] == "2030-01-02"
+    assert defined["cpu.name"] == "Synthetic CPU (test data)"
+
+
+def test_without_measurements_a_sentence_says_how_to_make_them(published: Measurements) -> None:
+    defined = definitions(numbers.make(published, {"figures/speed": []}))
+    assert defined["missing.speed"] == (
+        "No measurement of the speed experiment on a GPU was stored when this copy was built, so there is no figure of "
+        r"it; \texttt{python -m experiments -m experiment=speed} on a machine with a GPU, "
+        r"\texttt{python -m experiments.collect} and \texttt{python -m paper} add it."
+    )
+    assert not [key for key in defined if key.startswith(("speed.", "precision.", "cpu.", "refs.", "date"))]
+    assert numbers.newest(published) is None
+
+
+def test_the_date_is_that_of_the_newest_measurement(synthetic: Path) -> None:
+    assert numbers.newest(gather(synthetic / "h200")) == datetime(2030, 1, 2, 3, 17, 50, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [(0.00893, "0.00893"), (0.0123456, "0.0123"), (1.0, "1.00"), (16.238, "16.2"), (1234.5, "1234")],
+)
+def test_three_significant_digits(value: float, printed: str) -> None:
+    assert significant(value) == printed
+
+
+def test_words_of_latex() -> None:
+    assert escape("a_b 50% {x} ~ \\") == r"a\_b 50\% \{x\} \textasciitilde{} \textbackslash{}"
+    assert decimals(None) == significant(float("nan")) == scientific(None) == "--"
+    assert [listed([]), listed(["a"]), listed(["a", "b", "c"])] == ["", "a", "a, b and c"]
+    assert [span(["a"]), span(["a", "b"]), span(["a", "b", "c"])] == [
+        r"\ref{a}",
+        r"\ref{a} and~\ref{b}",
+        r"\ref{a}--\ref{c}",
+    ]
