@@ -187,6 +187,8 @@ def seed_arguments(args: Mapping[str, Any] | None, gates: Tensor, tokens: Tensor
             raise ValueError(
                 f"args may hold cu_seqlens, chunk_size and grid, but holds {key!r}: remove or rename that entry."
             )
+    # What follows compares args with the data, so the data must make sense first.
+    scan_arguments(gates, tokens, None, -1, None)
     cu_seqlens, chunk_size, grid = args.get("cu_seqlens"), args.get("chunk_size"), args.get("grid")
     if cu_seqlens is not None:
         cu_seqlens_tensor(cu_seqlens, tokens.device)

@@ -278,6 +278,29 @@ COMPLAINTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "gates and tokens must be on the same device, but are on meta and cpu: move one with gates.to(tokens.device).",
     ),
+    "branches of other shapes": (
+        lambda: checks.branches(torch.ones(2, 3), torch.ones(2, 4), None),
+        ValueError,
+        "both branches must have the same shape and device, but came as (2, 3) on cpu and (2, 4) on cpu: "
+        "scan them apart with linear_scan.",
+    ),
+    "branches on other devices": (
+        lambda: checks.branches(torch.ones(2, 3), torch.ones(2, 3, device="meta"), None),
+        ValueError,
+        "both branches must have the same shape and device, but came as (2, 3) on cpu and (2, 3) on meta: "
+        "scan them apart with linear_scan.",
+    ),
+    "an unknown reduction": (
+        lambda: checks.branches(torch.ones(2, 3), torch.ones(2, 3), "mean"),
+        ValueError,
+        'reduce must be None, "sum" or "cat", but came as \'mean\': choose one of the three.',
+    ),
+    "branches without channels to join": (
+        lambda: checks.branches(torch.ones(3), torch.ones(3), "cat"),
+        ValueError,
+        'reduce="cat" must have a channel axis to join along, but tokens came with shape (3,): '
+        "add one with tokens.unsqueeze(0).",
+    ),
     "sequential_scan: another axis": (
         lambda: sequential_scan(torch.ones(1, 2, 3), torch.ones(1, 2, 3), dim=1),
         ValueError,
@@ -298,6 +321,17 @@ SEED_COMPLAINTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = 
         TypeError,
         "args must be a dict with the keys cu_seqlens, chunk_size and grid, but came as Tensor: "
         'pass {"cu_seqlens": cu_seqlens} or leave args out.',
+    ),
+    "tokens in a list": (
+        lambda: checks.seed_arguments({"cu_seqlens": _offsets(0, 1)}, torch.ones(1), [1.0]),  # type: ignore[arg-type]
+        TypeError,
+        "tokens must be a torch.Tensor, but came as list: convert it with torch.as_tensor.",
+    ),
+    "scalar tokens": (
+        lambda: _seed({"chunk_size": 4, "grid": (1, 1)}, torch.tensor(1.0)),
+        ValueError,
+        "tokens must have at least one axis for dim=-1, but came with shape (): "
+        "add the missing axes with tokens.unsqueeze.",
     ),
     "an unknown key": (
         lambda: _seed({"cu_seqlens": _offsets(0, 10), "chunks": 4}),
@@ -379,6 +413,12 @@ def test_offsets_that_are_allowed(values: list[int], dtype: torch.dtype) -> None
 def test_dtypes_that_are_allowed(dtype: torch.dtype) -> None:
     _scan(gates=torch.ones(ROWS, CHANNELS, TIME, dtype=dtype))
     _scan(tokens=torch.ones(ROWS, CHANNELS, TIME, dtype=dtype), initial_state=torch.ones(ROWS, CHANNELS, dtype=dtype))
+
+
+def test_branches_that_are_allowed() -> None:
+    for reduce in (None, "sum", "cat"):
+        checks.branches(torch.ones(2, 3), torch.ones(2, 3), reduce)
+    checks.branches(torch.ones(3), torch.ones(3), "sum")
 
 
 def test_shapes_that_are_allowed() -> None:
