@@ -108,7 +108,8 @@ def _functions(dim: int, reverse: bool) -> SimpleNamespace:
         return earlier[0] * later[0], earlier[1] * later[0] + later[1]
 
     def scan(gates: Any, tokens: Any) -> Any:
-        return jax.lax.associative_scan(combine, (gates, tokens), reverse=reverse, axis=dim)[1]
+        # With reverse=True, JAX refuses an axis counted from the end.
+        return jax.lax.associative_scan(combine, (gates, tokens), reverse=reverse, axis=gates.ndim + dim)[1]
 
     def both(gates: Any, tokens: Any, d_states: Any) -> Any:
         states, pullback = jax.vjp(scan, gates, tokens)

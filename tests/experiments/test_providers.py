@@ -1,0 +1,366 @@
+"""Providers: what they refuse, in which words, and that their calls compute the scan.
+
+Packages that need a GPU are stood in for by fakes of the calls that they document; everything else is the real thing.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import scan
+from experiments.config import MODES, PROVIDERS, Case
+from experiments.correctness import chosen_rows, exact, judge
+from experiments.inputs import Inputs, draw
+from experiments.providers import registry, torch_scan
+from experiments.providers.base import OUTPUTS, Call, Provider, first_line
+from scan.reference import parallel_scan, sequential_scan
+
+CASE = Case("speed", "api", "forward", "float32", 2, 3, 64)
+
+
+def provider(name: str) -> Provider:
+    return registry.PROVIDERS[name]
+
+
+def check(name: str, case: Case, given: Inputs | None = None) -> Call:
+    """Build the case's call and judge what it returns by the provider's own budget."""
+    inputs = draw(case, "cpu") if given is None else given
+    call = provider(name).build(case, inputs)
+    outputs = call.run()
+    if call.finish is not None:
+        call.finish(outputs)
+    named = call.read(outputs)
+    assert tuple(named) == OUTPUTS[case.mode]
+    known = exact(case, inputs, chosen_rows(case), provider(name).log_gates)
+    assert judge(named, case, known, provider(name).accumulates(case, "cpu")).reason is None
+    return call
+
+
+def test_every_name_of_the_configuration_is_a_provider() -> None:
+    assert tuple(registry.PROVIDERS) == PROVIDERS
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["ours", "ref", "sequential", "hillis_steele", "blelloch"])
+def test_public_functions_compute_the_scan(name: str, dtype: str, mode: str) -> None:
+    if name == "ours" and dtype == "bfloat16" and os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton's interpreter truncates to bfloat16 where a GPU rounds: outside the budget, rightly")
+    case = replace(CASE, mode=mode, dtype=dtype)
+    assert provider(name).refuses(case, "cpu") is None
+    check(name, case)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_ours_below_the_operator_computes_the_scan(dtype: str, mode: str) -> None:
+    case = replace(CASE, level="kernel", mode=mode, dtype=dtype)
+    assert provider("ours").refuses(case, "cpu") is None
+    check("ours", case)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_jax_computes_the_scan(mode: str) -> None:
+    pytest.importorskip("jax")
+    assert provider("jax_associative_scan").refuses(replace(CASE, T=512), "cpu") is None
+    # Shorter than any length it is measured at: compiling takes seconds there.
+    short = replace(CASE, T=16, mode=mode)
+    for case in (short, replace(short, dtype="bfloat16", dim=-2, reverse=True)):
+        call = check("jax_associative_scan", case)
+        assert call.finish is not None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_torch_associative_scan_computes_the_scan(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[dict[str, Any]] = []
+
+    def uncompiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        compiled.append(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", uncompiled)
+    torch_scan._compiled.cache_clear()
+    try:
+        check("torch_associative_scan", replace(CASE, mode=mode))
+        check("torch_associative_scan", replace(CASE, mode=mode, dim=-2, reverse=True))
+    finally:
+        torch_scan._compiled.cache_clear()
+    assert compiled == [{"fullgraph": True, "dynamic": False}] * 2
+
+
+@pytest.mark.parametrize("case", [
+    replace(CASE, dim=-2), replace(CASE, reverse=True), replace(CASE, lengths="1x40+1x0+2x12"),
+    replace(CASE, dim=-2, reverse=True, lengths="1x40+2x12"),
+], ids=["channels_last", "reverse", "packed", "all"])  # fmt: skip
+@pytest.mark.parametrize("level", ["api", "kernel"])
+@pytest.mark.parametrize("mode", MODES)
+def test_ours_takes_every_layout(case: Case, level: str, mode: str) -> None:
+    case = replace(case, level=level, mode=mode)
+    assert provider("ours").refuses(case, "cpu") is None
+    check("ours", case)
+
+
+def test_backward_can_be_called_again_and_again() -> None:
+    for name in ("ours", "ref", "hillis_steele"):
+        call = check(name, replace(CASE, mode="backward"))
+        first, second = call.run(), call.run()
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_inference_keeps_no_graph() -> None:
+    (states,) = check("ours", CASE).run()
+    assert not states.requires_grad
+
+
+class Kernel:
+    """A Triton kernel by the way it is launched: `kernel[grid](...)`."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        self.grids.append(grid)
+        return self.function
+
+
+def gradients(gates: Tensor, states: Tensor, d_states: Tensor) -> tuple[Tensor, Tensor]:
+    shifted = torch.nn.functional.pad(gates[..., 1:], (0, 1))
+    d_tokens = sequential_scan(shifted, d_states, reverse=True)
+    return d_tokens * torch.nn.functional.pad(states[..., :-1], (1, 0)), d_tokens
+
+
+@pytest.fixture
+def warp(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+
+    def forward(gates: Tensor, tokens: Tensor, out: Tensor, reverse: bool) -> None:
+        calls.append("forward")
+        assert reverse is False and out.is_contiguous()
+        out.copy_(sequential_scan(gates, tokens))
+
+    def backward(gates: Tensor, output: Tensor, out_grad: Tensor, gate_grad: Tensor, token_grad: Tensor) -> None:
+        calls.append("backward")
+        for target, value in zip((gate_grad, token_grad), gradients(gates, output, out_grad), strict=True):
+            target.copy_(value)
+
+    fake = SimpleNamespace(warpscan_forward=forward, warpscan_backward=backward)
+    monkeypatch.setattr(provider("warp"), "module", lambda: fake)
+    return calls
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_warp_is_called_as_its_autograd_function_calls_it(warp: list[str], mode: str, dtype: str) -> None:
+    call = check("warp", replace(CASE, level="kernel", mode=mode, dtype=dtype))
+    warp.clear()
+    call.run()
+    assert warp == {"forward": ["forward"], "backward": ["backward"], "forward_backward": ["forward", "backward"]}[mode]
+
+
+def test_a_kernel_writes_to_buffers_that_can_be_poisoned(warp: list[str]) -> None:
+    inputs = draw(CASE, "cpu")
+    call = check("warp", replace(CASE, level="kernel"), inputs)
+    assert call.poison is not None
+    call.poison()
+    assert inputs.buffer("states").isnan().all()
+    call.run()
+    assert inputs.buffer("states").isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scalar_is_launched_as_its_autograd_function_launches_it(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(forget: Tensor, inputs: Tensor, states: Tensor, seqlen: int, enable_fp_fusion: bool) -> None:
+        assert seqlen == CASE.T and not enable_fp_fusion
+        states.copy_(sequential_scan(forget, inputs))
+
+    def backward(
+        forget: Tensor, states: Tensor, d_output: Tensor, d_inputs: Tensor, d_forget: Tensor,
+        seqlen: int, enable_fp_fusion: bool,
+    ) -> None:  # fmt: skip
+        assert seqlen == CASE.T and not enable_fp_fusion
+        for target, value in zip((d_forget, d_inputs), gradients(forget, states, d_output), strict=True):
+            target.copy_(value)
+
+    fake = SimpleNamespace(forward_scan=Kernel(forward), backward_scan=Kernel(backward))
+    monkeypatch.setattr(provider("scalar"), "module", lambda: fake)
+    check("scalar", replace(CASE, level="kernel", mode=mode))
+    assert set(fake.forward_scan.grids) | set(fake.backward_scan.grids) == {(CASE.B, CASE.C)}
+
+
+class ChunkHGRN:
+    """The autograd.Function of flash-linear-attention by its two methods: x and log gates `[B, T, C]`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, initial_state: None = None, final: bool = False) -> tuple[Any, ...]:
+        states = parallel_scan(g.exp().double(), x.double())
+        ctx.save_for_backward(g, states, initial_state)
+        return states.to(x.dtype), None
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor, dht: None = None) -> tuple[Any, ...]:
+        g, states, _ = ctx.saved_tensors
+        rows = [tensor.transpose(1, 2).double() for tensor in (g.exp(), states, do)]
+        d_gates, d_tokens = gradients(*rows)
+        return d_tokens.transpose(1, 2).to(do.dtype), (d_gates * rows[0]).transpose(1, 2).float(), None, None
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["kernel", "api"])
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_hgrn_gets_logarithms_channels_last(mode: str, level: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def chunk_hgrn(x: Tensor, g: Tensor) -> tuple[Tensor, None]:
+        seen.append(tuple(x.shape))
+        assert x.is_contiguous() and g.is_contiguous()
+        return parallel_scan(g.exp(), x), None
+
+    fake = SimpleNamespace(ChunkHGRNFunction=ChunkHGRN, chunk_hgrn=chunk_hgrn)
+    monkeypatch.setattr(provider("hgrn"), "module", lambda: fake)
+    check("hgrn", replace(CASE, mode=mode, level=level, dim=dim))
+    assert all(shape == (CASE.B, CASE.T, CASE.C) for shape in seen)
+    assert bool(seen) == (level == "api")
+
+
+def test_a_gate_of_zero_is_a_logarithm_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider("hgrn"), "module", lambda: SimpleNamespace(ChunkHGRNFunction=ChunkHGRN))
+    inputs = draw(CASE, "cpu")
+    inputs.gates[0, 0, 5] = 0
+    check("hgrn", replace(CASE, mode="forward_backward", level="kernel"), inputs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("lengths", ["", "1x40+2x12"])
+def test_the_seeds_package_is_called_as_its_readme_shows(
+    mode: str, lengths: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids: list[tuple[int, ...]] = []
+
+    def get_grid(no_seq: int, max_seqlen: int, chunk_size: int, no_channels: int) -> tuple[int, int, int]:
+        grids.append((no_seq, max_seqlen, chunk_size, no_channels))
+        return no_seq, -(-max_seqlen // chunk_size), no_channels
+
+    def scan_causal(gates: Tensor, tokens: Tensor, args: dict[str, Any]) -> Tensor:
+        assert set(args) == {"cu_seqlens", "chunk_size", "grid"}
+        return scan.linear_scan(gates, tokens, cu_seqlens=args["cu_seqlens"]).states
+
+    fake = SimpleNamespace(get_grid=get_grid, scan_causal=scan_causal)
+    monkeypatch.setattr(provider("associative_scan_triton"), "module", lambda: fake)
+    check("associative_scan_triton", replace(CASE, mode=mode, lengths=lengths))
+    assert grids == [(4, 40, 64, 6)] if lengths else grids == [(2, 64, 64, 6)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_linrec_is_called_on_rows(mode: str, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def linrec(inputs: Tensor, coeffs: Tensor, reverse: bool) -> Tensor:
+        assert inputs.shape == (CASE.B * CASE.C, CASE.T)
+        return scan.linear_scan(coeffs, inputs, reverse=reverse).states
+
+    monkeypatch.setattr(provider("linrec"), "module", lambda: SimpleNamespace(linrec=linrec))
+    check("linrec", replace(CASE, mode=mode, reverse=reverse))
+
+
+KERNEL = replace(CASE, level="kernel")
+REFUSALS = [
+    ("warp", CASE, "cpu", "warp runs on cuda, and this device is cpu."),
+    ("warp", replace(KERNEL, T=100), "cuda",
+     "warp takes T that is a power of two from 32 to 65536, and the case has 100."),
+    ("warp", replace(KERNEL, T=131072), "cuda",
+     "warp takes T that is a power of two from 32 to 65536, and the case has 131072."),
+    ("warp", replace(CASE, dtype="float64"), "cuda", "warp has no float64."),
+    ("warp", replace(CASE, dim=-2), "cuda",
+     "warp takes channels first, time contiguous, and the case holds channels last."),
+    ("scalar", replace(CASE, C=70000), "cuda",
+     "scalar puts channels on a grid axis of at most 65535, and the case has 70000."),
+    ("scalar", replace(CASE, B=2**15, T=2**16), "cuda",
+     "scalar has 32-bit offsets, and the case has 6442450944 elements."),
+    ("ref", KERNEL, "cpu", "ref is a composition of PyTorch operators: it has no kernel to call directly, "
+     "see level api."),
+    ("ref", replace(CASE, T=1), "cpu", "ref fails at T = 1: its tree needs at least two steps."),
+    ("ref", replace(CASE, lengths="2x32"), "cpu", "ref cannot scan packed sequences."),
+    ("ref", replace(CASE, reverse=True), "cpu", "ref has no reverse direction that is differentiable."),
+    ("sequential", KERNEL, "cpu", "sequential is a composition of PyTorch operators: it has no kernel to call "
+     "directly, see level api."),
+    ("sequential", replace(CASE, T=8192), "cpu",
+     "sequential takes a Python iteration a step, so only T <= 4096 is measured on cpu."),
+    ("sequential", replace(CASE, T=1024), "cuda",
+     "sequential takes a Python iteration a step, so only T <= 512 is measured on cuda."),
+    ("hillis_steele", replace(CASE, T=8192), "cuda",
+     "hillis_steele does T log2(T) work and keeps it all for backward, so only T <= 4096 is measured."),
+    ("torch_associative_scan", CASE, "cpu",
+     "compiling torch_associative_scan for a CPU takes 20 s a length, so only T = 512 is measured."),
+    ("torch_associative_scan", replace(KERNEL, mode="backward"), "cuda",
+     "torch_associative_scan has a kernel of its own for forward alone: autograd makes the rest."),
+    ("jax_associative_scan", CASE, "cpu",
+     "compiling jax_associative_scan takes seconds a shape, so only T = 512, 4096, 32768 are measured."),
+    ("jax_associative_scan", KERNEL, "cpu", "jax_associative_scan has no kernel to call directly, see level api."),
+    ("associative_scan_triton", replace(CASE, C=40000), "cuda",
+     "associative_scan_triton puts rows on a grid axis of at most 65535, and the case has 80000."),
+    ("associative_scan_triton", KERNEL, "cuda",
+     "associative_scan_triton documents no call below its public functions, see level api."),
+    ("linrec", KERNEL, "cuda", "linrec is called through its public function, see level api."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "case", "device", "reason"), REFUSALS)
+def test_a_refusal_is_a_sentence(name: str, case: Case, device: str, reason: str) -> None:
+    assert provider(name).refuses(case, device) == reason
+
+
+def test_a_package_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider("linrec"), "package", "no_such_package")
+    assert provider("linrec").refuses(CASE, "cuda") == (
+        "no_such_package cannot be imported here: No module named 'no_such_package'."
+    )
+
+
+def test_a_package_that_breaks_when_imported_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def module() -> None:
+        raise RuntimeError("nvcc was not found.\nlong log")
+
+    monkeypatch.setattr(provider("scalar"), "module", module)
+    assert provider("scalar").refuses(CASE, "cuda") == (
+        "accelerated_scan.scalar fails when imported: RuntimeError: nvcc was not found."
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_warp_is_not_imported_without_a_gpu() -> None:
+    assert provider("warp").refuses(KERNEL, "cuda") == (
+        "accelerated_scan.warp compiles CUDA code when it is imported, and no GPU is visible."
+    )
+
+
+def test_jax_without_a_plugin_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices(kind: str) -> list[str]:
+        raise RuntimeError("no such backend")
+
+    monkeypatch.setattr(provider("jax_associative_scan"), "module", lambda: SimpleNamespace(devices=devices))
+    assert provider("jax_associative_scan").refuses(replace(CASE, T=512), "cuda") == (
+        "jax_associative_scan finds no cuda device: JAX is installed without the plugin for it."
+    )
+
+
+def test_no_competitor_is_imported_before_it_is_asked_for() -> None:
+    program = (
+        "import sys, experiments.measure, experiments.precision;"
+        "print(sorted({'jax', 'fla', 'accelerated_scan', 'linrec'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_messages_are_cut_to_a_line() -> None:
+    assert first_line(ValueError("one.\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"
+    assert len(first_line(ValueError("x" * 1000))) == 240
