@@ -144,7 +144,7 @@ def judge(outputs: Named, case: Case, known: Exact, state: torch.dtype) -> Verdi
         errors[name] = error if math.isfinite(error) else None
         bad = tensor.numel() - int(torch.isfinite(tensor).sum())
         if bad:
-            reasons.append(f"{bad} elements of {name} are not finite")
+            reasons.append(f"{bad} of {tensor.numel()} elements of {name} are not finite")
             continue
         excess = difference / budget(name, known, DTYPES[case.dtype], state)
         step, row = divmod(int(excess.argmax()), len(known.rows))

@@ -85,7 +85,7 @@ def compare(outputs: Named, truth: Truth, stacked: Case, draws: int) -> Result:
         }
         hopeless = int((rmse > _root_mean_square(_by_draw(exact, draws))).sum())
         if any(nonfinite):
-            diverged.append(f"{sum(nonfinite)} elements of {name} are not finite")
+            diverged.append(f"{sum(nonfinite)} of {exact.numel()} elements of {name} are not finite")
         elif hopeless:
             overflowed.append(f"in {hopeless} of {draws} draws the error of {name} is larger than {name}")
     status = "diverged" if diverged else "overflowed" if overflowed else "ok"

@@ -142,7 +142,7 @@ def test_a_hole_is_found_in_rows_that_are_not_compared() -> None:
     outputs = in_float32(CASE, inputs)
     outputs["d_gates"][1, 0, 3] = float("inf")
     verdict = judge(outputs, CASE, known, torch.float32)
-    assert verdict.reason == "1 elements of d_gates are not finite."
+    assert verdict.reason == "1 of 1200 elements of d_gates are not finite."
 
 
 def test_wording_says_where_and_how_far() -> None:
