@@ -29,7 +29,7 @@ Result = dict[str, Any]
 def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: str, emit: Emit) -> dict[str, Any]:
     """Errors per draw of the named providers, in that order; `settings` say how to time, and nothing is timed."""
     stacked = replace(case, level="api", mode="forward_backward", B=case.draws * case.B)
-    drawn = draw(stacked, "cpu")
+    given = moved(draw(stacked, "cpu"), device)
     truths: dict[bool, Truth] = {}
     results: dict[str, Result] = {}
     for name in providers:
@@ -40,26 +40,31 @@ def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: 
             results[name] = {"status": "unsupported", "reason": reason}
             continue
         try:
-            outputs = compute(provider, stacked, drawn, device)
+            outputs = compute(provider, stacked, given)
         except Exception as error:
             results[name] = failure(error)
             emit("traceback", {"provider": name, "text": "".join(traceback.format_exception(error))})
             release_memory(device)
             continue
         if provider.log_gates not in truths:
+            # From the device's tensors: a logarithm of a gate differs between devices.
             rows = torch.arange(stacked.B * stacked.C)
-            truths[provider.log_gates] = truth_of(take_inputs(drawn, stacked, rows, provider.log_gates), stacked)
+            truths[provider.log_gates] = truth_of(take_inputs(given, stacked, rows, provider.log_gates), stacked)
         results[name] = compare(outputs, truths[provider.log_gates], stacked, case.draws)
         results[name]["detail"] = provider.detail(stacked, device)
     return {"providers": results, "protocol": protocol(case)}
 
 
-def compute(provider: Provider, stacked: Case, drawn: Inputs, device: str) -> Named:
-    """States and gradients of one provider, on the CPU."""
+def moved(drawn: Inputs, device: str) -> Inputs:
+    """The same inputs on another device: a draw on the CPU is the same on every machine."""
     cu_seqlens = None if drawn.cu_seqlens is None else drawn.cu_seqlens.to(device)
-    moved = Inputs(drawn.gates.to(device), drawn.tokens.to(device), drawn.d_states.to(device), cu_seqlens)
-    provider.prepare(stacked, [moved])
-    call = provider.build(stacked, moved)
+    return Inputs(drawn.gates.to(device), drawn.tokens.to(device), drawn.d_states.to(device), cu_seqlens)
+
+
+def compute(provider: Provider, stacked: Case, given: Inputs) -> Named:
+    """States and gradients of one provider, on the CPU."""
+    provider.prepare(stacked, [given])
+    call = provider.build(stacked, given)
     outputs = call.run()
     if call.finish is not None:
         call.finish(outputs)

@@ -15,7 +15,7 @@ from experiments import measure
 from experiments.config import MODES, Case, Measure
 from experiments.inputs import Inputs
 from experiments.measure import exceeded, run_case
-from experiments.providers.base import AutogradProvider
+from experiments.providers.base import AutogradProvider, Call
 from experiments.providers.registry import PROVIDERS
 from scan.reference import blelloch_scan
 
@@ -87,14 +87,14 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("level", ["api", "kernel"])
 def test_a_case_from_end_to_end(mode: str, level: str) -> None:
-    names = ("roofline", "ours", "warp", "ref")
+    names = ("roofline", "ours", "warp", "blelloch")
     events: list[tuple[str, dict[str, Any]]] = []
     record = run_case(
         replace(CASE, mode=mode, level=level), names, QUICK, "cpu", lambda event, facts: events.append((event, facts))
     )
     results = record["providers"]
     assert tuple(results) == names
-    timed = ["roofline", "ours"] + (["ref"] if level == "api" else [])
+    timed = ["roofline", "ours"] + (["blelloch"] if level == "api" else [])
     for name in timed:
         assert results[name]["status"] == "ok" and results[name]["reason"] is None
         assert len(results[name]["samples_ms"]) == 5 and min(results[name]["samples_ms"]) > 0
@@ -121,11 +121,11 @@ def test_ours_is_not_timed_when_it_is_wrong(put: Callable[..., None]) -> None:
     wrong = OffByALittle()
     wrong.name = "ours"
     put(ours=wrong)
-    result = run_case(CASE, ("ours", "ref"), QUICK, "cpu", ignore)["providers"]
+    result = run_case(CASE, ("ours", "blelloch"), QUICK, "cpu", ignore)["providers"]
     assert result["ours"]["status"] == "wrong"
     assert "states differs from the float64 scan by" in result["ours"]["reason"]
     assert "samples_ms" not in result["ours"] and result["ours"]["errors"]["states"] == pytest.approx(1e-4, rel=0.01)
-    assert result["ref"]["status"] == "ok"
+    assert result["blelloch"]["status"] == "ok"
 
 
 def test_a_competitor_that_is_wrong_is_timed_and_marked(put: Callable[..., None]) -> None:
@@ -190,7 +190,7 @@ def test_a_provider_above_the_roofline_shows_that_the_roofline_is_wrong() -> Non
         "roofline": {"samples_ms": [1.0, 1.1, 0.9]},
         "ours": {"samples_ms": [0.97, 0.97, 0.97]},
         "warp": {"samples_ms": [0.99, 0.99, 0.99]},
-        "ref": {"status": "error"},
+        "blelloch": {"status": "error"},
     }
     assert exceeded(results) == {"roofline_exceeded_by": {"ours": 1.0309}}
     assert exceeded({"ours": results["ours"]}) == {}
@@ -199,3 +199,49 @@ def test_a_provider_above_the_roofline_shows_that_the_roofline_is_wrong() -> Non
 def test_resource_exhausted_in_another_framework_is_out_of_memory() -> None:
     result = measure.failure(ValueError("RESOURCE_EXHAUSTED: Out of memory allocating 3 GiB."))
     assert result["status"] == "oom"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("level", "timing"), [("kernel", "graph_replay"), ("api", "events")])
+def test_a_case_on_the_gpu(mode: str, level: str, timing: str) -> None:
+    case = replace(CASE, B=8, C=1536, T=128, mode=mode, level=level)
+    record = run_case(case, ("ours", "scalar", "blelloch", "roofline"), QUICK, "cuda", ignore)
+    results, protocol = record["providers"], record["protocol"]
+    assert results["ours"]["status"] == results["roofline"]["status"] == "ok"
+    assert results["ours"]["detail"]["timing"] == protocol["timing"] == timing
+    assert results["roofline"]["detail"]["timing"] == "graph_replay"
+    assert protocol["l2"] == "cold" and protocol["buffer_sets"] * protocol["bytes"] >= 4 * protocol["l2_bytes"]
+    assert ("host_samples_us" in results["ours"]) == (level == "api")
+    json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_is_timed_by_events_and_says_so(put: Callable[..., None]) -> None:
+    class Synchronises(Tree):
+        devices = ("cuda",)
+        levels = ("kernel", "api")
+
+        def kernel_call(self, case: Case, inputs: Inputs) -> Call:
+            call = self.api_call(case, inputs)
+
+            def run() -> tuple[Any, ...]:
+                inputs.tokens.sum().item()
+                return call.run()
+
+            return Call(run, call.read)
+
+    put(linrec=Synchronises())
+    case = replace(CASE, B=8, C=64, T=128, level="kernel")
+    results = run_case(case, ("linrec", "ours"), QUICK, "cuda", ignore)["providers"]
+    assert results["linrec"]["status"] == "ok" and results["linrec"]["detail"]["timing"] == "events"
+    assert results["ours"]["status"] == "ok" and results["ours"]["detail"]["timing"] == "graph_replay"
+
+
+@pytest.mark.gpu
+def test_a_large_call_is_timed_by_events() -> None:
+    l2 = measure.l2_bytes("cuda")
+    T = 2 ** (64 * l2 // (3 * 4 * 2048)).bit_length()
+    record = run_case(replace(CASE, B=1, C=2048, T=T, level="kernel"), ("ours", "roofline"), QUICK, "cuda", ignore)
+    assert record["protocol"]["timing"] == "events" and record["protocol"]["buffer_sets"] == 1
+    assert record["providers"]["ours"]["status"] == record["providers"]["roofline"]["status"] == "ok"

@@ -103,14 +103,14 @@ def test_an_error_larger_than_the_result_has_overflowed(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_real_providers_from_end_to_end(dtype: str) -> None:
-    names = ("ours", "roofline", "ref", "sequential", "warp")
+    names = ("ours", "roofline", "blelloch", "sequential", "warp")
     events: list[tuple[str, dict[str, Any]]] = []
     case = replace(CASE, dtype=dtype, draws=2, T=32)
     record = run_case(case, names, Measure(), "cpu", lambda event, facts: events.append((event, facts)))
     results = record["providers"]
     assert tuple(results) == names
     assert [facts["provider"] for event, facts in events if event == "comparing"] == list(names)
-    for name in ("ours", "ref", "sequential"):
+    for name in ("ours", "blelloch", "sequential"):
         assert results[name]["status"] == "ok"
         for quantity in NAMES:
             assert len(results[name]["errors"][quantity]["rmse"]) == 2
@@ -130,9 +130,11 @@ def test_a_provider_that_raises_leaves_a_sentence_and_a_traceback(monkeypatch: p
 
     monkeypatch.setattr(precision, "PROVIDERS", {**PROVIDERS, "linrec": Exactly(change)})
     events: list[tuple[str, dict[str, Any]]] = []
-    record = run_case(CASE, ("linrec", "ref"), Measure(), "cpu", lambda event, facts: events.append((event, facts)))
+    record = run_case(
+        CASE, ("linrec", "blelloch"), Measure(), "cpu", lambda event, facts: events.append((event, facts))
+    )
     assert record["providers"]["linrec"] == {"status": "error", "reason": "RuntimeError: the launch failed."}
-    assert record["providers"]["ref"]["status"] == "ok"
+    assert record["providers"]["blelloch"]["status"] == "ok"
     assert [facts["provider"] for event, facts in events if event == "traceback"] == ["linrec"]
 
 
@@ -160,8 +162,13 @@ def test_logarithms_are_compared_with_the_gates_they_stand_for(monkeypatch: pyte
             return Call(lambda: outputs, lambda outputs: dict(zip(NAMES, outputs, strict=True)))
 
     monkeypatch.setattr(
-        precision, "PROVIDERS", {"linrec": Logs(lambda name, value: value), "ref": Exactly(lambda name, value: value)}
+        precision,
+        "PROVIDERS",
+        {"linrec": Logs(lambda name, value: value), "blelloch": Exactly(lambda name, value: value)},
     )
-    results = run_case(CASE, ("linrec", "ref"), Measure(), "cpu", lambda event, facts: None)["providers"]
+    results = run_case(CASE, ("linrec", "blelloch"), Measure(), "cpu", lambda event, facts: None)["providers"]
     assert all(max(results["linrec"]["errors"][name]["rmse"]) == 0 for name in NAMES)
-    assert results["linrec"]["errors"]["states"]["rounding_rmse"] != results["ref"]["errors"]["states"]["rounding_rmse"]
+    assert (
+        results["linrec"]["errors"]["states"]["rounding_rmse"]
+        != results["blelloch"]["errors"]["states"]["rounding_rmse"]
+    )

@@ -54,6 +54,8 @@ def test_every_name_of_the_configuration_is_a_provider() -> None:
 def test_public_functions_compute_the_scan(name: str, dtype: str, mode: str) -> None:
     if name == "ours" and dtype == "bfloat16" and os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton's interpreter truncates to bfloat16 where a GPU rounds: outside the budget, rightly")
+    if name == "ref":
+        pytest.importorskip("accelerated_scan.ref")
     case = replace(CASE, mode=mode, dtype=dtype)
     assert provider(name).refuses(case, "cpu") is None
     check(name, case)
@@ -109,7 +111,7 @@ def test_ours_takes_every_layout(case: Case, level: str, mode: str) -> None:
 
 
 def test_backward_can_be_called_again_and_again() -> None:
-    for name in ("ours", "ref", "hillis_steele"):
+    for name in ("ours", "blelloch", "hillis_steele"):
         call = check(name, replace(CASE, mode="backward"))
         first, second = call.run(), call.run()
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
