@@ -3,7 +3,7 @@
 import pandas as pd
 
 from paper import style
-from paper.typeset import escape, listed
+from paper.typeset import escape, listed, significant
 
 
 def shape(rows: pd.DataFrame) -> str:
@@ -53,4 +53,4 @@ def widest(rows: pd.DataFrame) -> str:
     reach = pd.concat([rows["high_ms"] / rows["median_ms"] - 1, 1 - rows["low_ms"] / rows["median_ms"]]).max()
     if pd.isna(reach):
         return ""
-    return f"The widest 95\\,\\% interval of a median reaches {100 * reach:.1f}\\,\\% from it."
+    return f"The widest 95\\,\\% interval of a median reaches {significant(100 * reach, 2)}\\,\\% from it."

@@ -95,7 +95,7 @@ def _over_warp(measurements: Measurements, folder: Path) -> list[Float]:
     style.legend_above(figure_, axes)
     pdf = "figures/speed-over-warp.pdf"
     style.save(figure_, folder / pdf)
-    rows = measurements.rows[measurements.rows["stem"] == "speed"]
+    rows = pd.concat([_float32(measurements, machine, provider) for machine, provider in shown])
     published = [machine.name for machine in measurements.having("speed", ("published",))]
     source = f" The panels of {escape(listed(published))} show printed medians, without a spread" if published else ""
     source += f" (source: {escape(rows['source'].dropna().iloc[0])})." if published else ""

@@ -2,7 +2,7 @@
 
 from paper import style
 from paper.measurements import Measurements
-from paper.typeset import Float, escape, table
+from paper.typeset import Float, escape, heading, table
 
 
 def make(measurements: Measurements) -> list[Float]:
@@ -15,6 +15,7 @@ def make(measurements: Measurements) -> list[Float]:
     body: list[str | list[str]] = []
     for machine in [machine for machine in measurements.machines if machine in set(rows["machine"])]:
         of_machine = rows[rows["machine"] == machine]
+        body.append(heading(escape(machine.title), 5, first=not body))
         for stem in sorted(set(of_machine["stem"])):
             of_stem = of_machine[of_machine["stem"] == stem]
             for provider in style.in_order(of_stem["provider"]):
@@ -23,7 +24,6 @@ def make(measurements: Measurements) -> list[Float]:
                     more = f" (the first of {len(reasons)} reasons)" if len(reasons) > 1 else ""
                     body.append(
                         [
-                            escape(machine.title),
                             stem,
                             escape(style.look(provider).short),
                             escape(str(status)),
@@ -31,6 +31,6 @@ def make(measurements: Measurements) -> list[Float]:
                             escape((reasons or ["no reason recorded"])[0]) + more,
                         ]
                     )
-    head = [r"machine & experiment & provider & status & cases & reason \\"]
+    head = [r"experiment & provider & status & cases & reason \\"]
     caption = "Cases that a provider did not run, ran wrong, or ran with a remark."
-    return [table("tab:gaps", r"llllrp{3in}", head, body, caption)]
+    return [table("tab:gaps", r"lllrp{4.5in}", head, body, caption)]

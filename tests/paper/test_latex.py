@@ -80,14 +80,8 @@ def test_a_number_without_a_record_stops_the_build_with_a_sentence(built: Path, 
     assert f"on Debian: {latex.INSTALL}." in str(raised.value)
 
 
-def test_without_latex_the_figures_are_built_and_a_sentence_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_latex_is_available_only_where_latexmk_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "latexmk" else None)
+    assert latex.available()
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert main(["--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said == (
-        "There is no PDF, because latexmk is not installed; on Debian: "
-        "apt-get install texlive-latex-recommended texlive-fonts-recommended latexmk."
-    )
-    assert list((tmp_path / "figures").glob("*.pdf"))
+    assert not latex.available()
