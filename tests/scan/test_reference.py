@@ -150,7 +150,7 @@ def test_gradients_of_the_parallel_scans_equal_those_of_the_sequential(time: int
 @pytest.mark.parametrize("time", [0, 1])
 def test_parallel_scans_return_memory_of_their_own(time: int) -> None:
     gates, tokens = torch.rand(1, 2, time), torch.rand(1, 2, time)
-    for states in (parallel_scan(gates, tokens), blelloch_scan(gates, tokens)):
+    for states in (parallel_scan(gates.mT, tokens.mT), blelloch_scan(gates, tokens)):
         states.fill_(7)
     assert (tokens <= 1).all()
 
