@@ -7,6 +7,8 @@ import pandas as pd
 from experiments.records import QUANTITIES
 
 MODES = {"forward": "forward", "backward": "backward", "forward_backward": "both"}
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+GATES = {"uniform_0_1": "[0, 1)", "uniform_099_1": "[0.99, 1)"}
 
 
 def speed_lines(rows: pd.DataFrame) -> Iterable[str]:
@@ -22,10 +24,10 @@ def speed_lines(rows: pd.DataFrame) -> Iterable[str]:
     table = shown.pivot_table(index="provider", columns="mode", values="median_ms")
     columns = [mode for mode in MODES if mode in table.columns]
     wrong = set(shown[shown["status"] == "wrong"]["provider"])
-    yield f"  {'':26}" + "".join(f"{MODES[mode]:>12}" for mode in columns)
+    yield f"  {'':22}" + "".join(f"{MODES[mode]:>12}" for mode in columns)
     for name, times in table.sort_values(columns[-1], na_position="last").iterrows():
         numbers = (times[mode] for mode in columns)
-        yield f"  {name + ' *' * (name in wrong):26}" + "".join(f"{_number(value):>12}" for value in numbers)
+        yield f"  {name + ' *' * (name in wrong):22}" + "".join(f"{_number(value):>12}" for value in numbers)
     if wrong:
         yield "  * outside its error budget in one of these cases"
     fastest = timed.loc[timed.groupby("case_id")["median_ms"].idxmin(), "provider"]
@@ -39,11 +41,13 @@ def precision_lines(rows: pd.DataFrame) -> Iterable[str]:
         known = rows[rows[factor].notna()]
         if known.empty:
             continue
-        yield f"Error of {quantity}, 1.00 = the exact result rounded once (worst T and draw of gates, mean over draws)"
-        table = known.pivot_table(index="provider", columns="dtype", values=factor, aggfunc="max")
-        yield f"  {'':26}" + "".join(f"{dtype:>12}" for dtype in table.columns)
-        for name, values in table.sort_values(table.columns[0]).iterrows():
-            yield f"  {name!s:26}" + "".join(f"{_number(value):>12}" for value in values)
+        table = known.pivot_table(index="provider", columns=["gates", "dtype"], values=factor, aggfunc="max")
+        columns = [(gates, dtype) for gates in GATES for dtype in DTYPES if (gates, dtype) in table.columns]
+        yield f"Error of {quantity}; 1 = the exact result rounded once (mean over draws, at the worst T)"
+        yield f"  {'gates':22}" + "".join(f"{GATES[gates]:>12}" for gates, _ in columns)
+        yield f"  {'':22}" + "".join(f"{dtype:>12}" for _, dtype in columns)
+        for name, values in table.sort_values(columns[0]).iterrows():
+            yield f"  {name!s:22}" + "".join(f"{_number(values[column]):>12}" for column in columns)
 
 
 def unmeasured_lines(rows: pd.DataFrame) -> Iterable[str]:

@@ -77,19 +77,12 @@ def _record_crash(events: Events, settings: Settings, status: int) -> None:
     stored = store.read(path)
     if stored is None or stored["key"] != frame["key"] or not _same_start(stored, frame):
         note = start["last_note"] or {}
-        culprit = note.get("provider")
-        providers = {
-            name: failed_result(
-                f"the process ended {_how(status)}"
-                + (f" while it measured {culprit}" if culprit and culprit != name else "")
-            )
-            for name in settings.providers
-        }
+        measured = note.get("providers") or [note.get("provider", "its first provider")]
+        reason = f"The process ended {_how(status)} while it measured {', '.join(measured)}."
+        providers = {name: failed_result(reason) for name in settings.providers}
         stored = {**frame, "providers": providers}
         store.write(path, stored)
-        (path.parent / "traceback.txt").write_text(
-            f"No traceback: the process ended {_how(status)}.\n", encoding="utf-8"
-        )
+        (path.parent / "traceback.txt").write_text(f"No traceback. {reason}\n", encoding="utf-8")
     events.add(ENDED, case_id=start["case_id"], failures=store.failures(stored))
 
 

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("hydra")
 
-from experiments import collect as collecting  # noqa: E402
-from experiments import store  # noqa: E402
-from experiments.collect import collect, paper_settings  # noqa: E402
-from experiments.config import ConfigError  # noqa: E402
-from experiments.provenance import sources  # noqa: E402
-from experiments.records import load  # noqa: E402
+from experiments import collect as collecting
+from experiments import store
+from experiments.collect import collect, paper_settings
+from experiments.config import ConfigError
+from experiments.provenance import sources
+from experiments.records import load
 
 
 @pytest.fixture
@@ -175,8 +175,8 @@ def test_an_unknown_commit_is_refused(project):
     third = settings.experiment.cases()[2]
     put(project, settings, third, provenance={"dirty": None, "commit": "f" * 40})
     assert refused(project) == (
-        f"Nothing was collected: precision {third.id} was measured at commit {'f' * 40}, which this repository does not "
-        "have; fetch it or measure again."
+        f"Nothing was collected: precision {third.id} was measured at commit {'f' * 40}, which this repository "
+        "does not have; fetch it or measure again."
     )
 
 

@@ -137,7 +137,8 @@ def test_packed_cases_have_the_sum_of_their_lengths():
     ("field", "value"),
     [
         ("level", "kernel"), ("mode", "backward"), ("dtype", "float16"), ("B", 1), ("C", 4), ("T", 129), ("dim", -2),
-        ("reverse", True), ("lengths", "2x64"), ("gates", "uniform_099_1"), ("draws", 2), ("seed", 1), ("stem", "smoke"),
+        ("reverse", True), ("lengths", "2x64"), ("gates", "uniform_099_1"), ("draws", 2), ("seed", 1),
+        ("stem", "smoke"),
     ],
 )  # fmt: skip
 def test_every_field_of_a_case_shows_in_its_id(field, value):

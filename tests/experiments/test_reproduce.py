@@ -16,8 +16,9 @@ def speed_record(T, mode, dtype="float32", **medians):
     return wrap(case, providers)
 
 
-def precision_record(T, dtype, **factors):
+def precision_record(T, dtype, gates="uniform_0_1", **factors):
     case = {"stem": "precision", "level": "", "mode": "forward_backward", "dtype": dtype, "B": 1, "C": 4, "T": T}
+    case["gates"] = gates
     errors = {name: {"states": {"rmse": [factor, factor], "rounding_rmse": [1, 1]}} for name, factor in factors.items()}
     providers = {name: {"status": "ok", "errors": each} for name, each in errors.items()}
     return wrap(case, providers | {"warp": {"status": "unsupported", "reason": "it needs a GPU."}})
@@ -42,17 +43,21 @@ SPEED = [
     speed_record(4096, "forward", ours=1.0, ref=2.0, sequential=9.0, roofline=0.5),
     speed_record(4096, "forward_backward", ours=3.0, ref=4.0, roofline=0.5),
 ]
-PRECISION = [precision_record(128, "float32", ours=1.5, ref=1.2), precision_record(512, "float32", ours=1.1, ref=1.6)]
+PRECISION = [
+    precision_record(128, "float32", ours=1.5, ref=1.2),
+    precision_record(512, "float32", ours=1.1, ref=1.6),
+    precision_record(512, "float16", gates="uniform_099_1", ours=1.0),
+]
 
 
 def test_the_table_of_times():
     SPEED[1]["providers"]["sequential"]["status"] = "wrong"
     assert list(speed_lines(tidy(SPEED))) == [
         "Milliseconds a call on A CPU: float32, B=1, C=64, T=4096",
-        "                                 forward        both",
-        "  ours                                 1           3",
-        "  ref                                  2           4",
-        "  sequential *                         9           -",
+        "                             forward        both",
+        "  ours                             1           3",
+        "  ref                              2           4",
+        "  sequential *                     9           -",
         "  * outside its error budget in one of these cases",
         "  ours is the fastest in 2 of 3 cases of all sizes, dtypes and modes",
     ]
@@ -60,10 +65,11 @@ def test_the_table_of_times():
 
 def test_the_table_of_errors():
     assert list(precision_lines(tidy(PRECISION))) == [
-        "Error of states, 1.00 = the exact result rounded once (worst T and draw of gates, mean over draws)",
-        "                                 float32",
-        "  ours                               1.5",
-        "  ref                                1.6",
+        "Error of states; 1 = the exact result rounded once (mean over draws, at the worst T)",
+        "  gates                       [0, 1)   [0.99, 1)",
+        "                             float32     float16",
+        "  ours                           1.5           1",
+        "  ref                            1.6           -",
     ]
 
 
