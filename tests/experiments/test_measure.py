@@ -187,9 +187,10 @@ def test_a_call_that_takes_too_long_is_not_sampled(put: Callable[..., None]) -> 
 
 def test_a_provider_above_the_roofline_shows_that_the_roofline_is_wrong() -> None:
     results: dict[str, Any] = {
-        "roofline": {"samples_ms": [1.0, 1.1, 0.9]},
-        "ours": {"samples_ms": [0.97, 0.97, 0.97]},
-        "warp": {"samples_ms": [0.99, 0.99, 0.99]},
+        "roofline": {"status": "ok", "samples_ms": [1.0, 1.1, 0.9]},
+        "ours": {"status": "ok", "samples_ms": [0.97, 0.97, 0.97]},
+        "warp": {"status": "ok", "samples_ms": [0.99, 0.99, 0.99]},
+        "hgrn": {"status": "wrong", "samples_ms": [0.1, 0.1, 0.1]},
         "blelloch": {"status": "error"},
     }
     assert exceeded(results) == {"roofline_exceeded_by": {"ours": 1.0309}}
