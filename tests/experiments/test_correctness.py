@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from experiments.config import Case
-from experiments.correctness import budget, chosen_rows, exact, judge
+from experiments.correctness import Known, budget, chosen_rows, exact, judge
 from experiments.inputs import DTYPES, Inputs, draw
 from experiments.providers.base import Named
 from experiments.truth import take, take_inputs, truth_of
@@ -158,3 +158,15 @@ def test_wording_says_where_and_how_far() -> None:
     assert judge(wrong_shape, CASE, known, torch.float32).reason == (
         "states has shape (2, 3, 199) where (2, 3, 200) was expected."
     )
+
+
+def test_a_draw_that_returns_is_scanned_once() -> None:
+    known = Known()
+    inputs = draw(CASE, "cpu")
+    first = known.exact(CASE, "cpu", inputs, False)
+    assert known.exact(replace(CASE, mode="backward", level="api"), "cpu", inputs, False) is first
+    assert known.exact(replace(CASE, seed=1), "cpu", inputs, False) is not first
+    assert known.exact(CASE, "cpu", inputs, True) is not first
+    for seed in range(2, 25):
+        known.exact(replace(CASE, T=2, seed=seed), "cpu", draw(replace(CASE, T=2), "cpu"), False)
+    assert known.exact(CASE, "cpu", inputs, False) is not first

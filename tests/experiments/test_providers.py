@@ -3,6 +3,7 @@
 Packages that need a GPU are stood in for by fakes of the calls that they document; everything else is the real thing.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -108,6 +109,18 @@ def test_ours_takes_every_layout(case: Case, level: str, mode: str) -> None:
     case = replace(case, level=level, mode=mode)
     assert provider("ours").refuses(case, "cpu") is None
     check("ours", case)
+
+
+@pytest.mark.parametrize(("dim", "strategy"), [(-1, "time_contiguous"), (-2, "channels_last")])
+def test_ours_says_which_strategy_tuning_picks(dim: int, strategy: str) -> None:
+    case = replace(CASE, mode="forward_backward", dim=dim)
+    detail = provider("ours").detail(case, "cuda")
+    assert detail["strategy"] == strategy
+    assert set(detail["configuration"]) == {"forward", "backward"}
+    assert all(config["num_warps"] > 0 for config in detail["configuration"].values())
+    json.dumps(detail)
+    assert set(provider("ours").detail(replace(case, mode="backward"), "cuda")["configuration"]) == {"backward"}
+    assert provider("ours").detail(case, "cpu") == {"strategy": "time_loop"}
 
 
 def test_backward_can_be_called_again_and_again() -> None:
