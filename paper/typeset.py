@@ -67,13 +67,10 @@ def figure(label: str, pdf: str, caption: str) -> Float:
     return Float(label, "\n".join(lines))
 
 
-def table(
-    label: str, columns: str, head: Sequence[str], body: Sequence[str | Sequence[str]], caption: str, wide: bool = True
-) -> Float:
-    """A table; a body line that is a string stands as it is (a rule or a heading), the others are cells."""
-    name = "table*" if wide else "table"
+def table(label: str, columns: str, head: Sequence[str], body: Sequence[str | Sequence[str]], caption: str) -> Float:
+    """A table as wide as the text; a body line that is a string stands as it is, the others are cells."""
     lines = [
-        rf"\begin{{{name}}}[tp]\centering\footnotesize\setlength{{\tabcolsep}}{{3.5pt}}",
+        r"\begin{table*}[tp]\centering\footnotesize\setlength{\tabcolsep}{3.5pt}",
         rf"\caption{{{caption}}}\label{{{label}}}",
         rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
         r"\toprule",
@@ -82,7 +79,7 @@ def table(
         *(line if isinstance(line, str) else " & ".join(line) + r" \\" for line in body),
         r"\bottomrule",
         r"\end{tabular}",
-        rf"\end{{{name}}}",
+        r"\end{table*}",
     ]
     return Float(label, "\n".join(lines))
 

@@ -72,7 +72,7 @@ def _over_warp(measurements: Measurements, folder: Path) -> list[Float]:
     ]
     if not shown:
         return []
-    across = min(len(shown), 3)
+    across = 2 if len(shown) == 4 else min(len(shown), 3)
     down = -(-len(shown) // across)
     figure_, axes = style.grid(down, across, 0.75 + 1.85 * down)
     panels = [panel for row in axes for panel in row]
@@ -90,8 +90,9 @@ def _over_warp(measurements: Measurements, folder: Path) -> list[Float]:
         panel.set_visible(False)
     for row in axes:
         row[0].set_ylabel("speed relative to warp")
-    for panel in axes[-1]:
+    for panel in panels[max(0, len(shown) - across) : len(shown)]:
         panel.set_xlabel("sequence length T")
+        panel.tick_params(labelbottom=True)  # also above a place that is left empty
     style.legend_above(figure_, axes)
     pdf = "figures/speed-over-warp.pdf"
     style.save(figure_, folder / pdf)

@@ -106,7 +106,7 @@ def _published(measurements: Measurements, machine: Machine) -> Float:
         f"RMSE of the states against a sequential float64 scan, printed for {escape(machine.name)}, "
         f"$C={counts(rows['C'])}$; not measured by us. Source: {escape(rows['source'].iloc[0])}."
     )
-    return table(f"tab:precision:published:{machine.slug}", "r" * (1 + len(providers)), head, body, caption, wide=False)
+    return table(f"tab:precision:published:{machine.slug}", "r" * (1 + len(providers)), head, body, caption)
 
 
 def _cell(at: pd.DataFrame, provider: str, column: str) -> str:

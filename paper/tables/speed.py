@@ -123,7 +123,8 @@ def _published(measurements: Measurements, machine: Machine) -> Float:
     caption = (
         f"Published for {escape(machine.name)}, {shape(rows)}, in ms{conditions(rows)}; not measured by us. "
         rf"Source: {escape(rows['source'].iloc[0])}. \emph{{theirs}}: \texttt{{{escape(PUBLISHED)}}}. "
-        rf"$\times$: speed-up over warp as printed{_rounded(rows)}."
+        rf"$\times$: speed-up over warp as printed{_rounded(rows)}. "
+        "The source names no type; its times fit float32."
     )
     return table(f"tab:speed:published:{machine.slug}", "r" + "r" * 3 * len(groups), head, body, caption)
 
