@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from experiments.compose import CONF, settings_of
 from experiments.config import ConfigError
 from experiments.supervise import claimed, supervise
-from experiments.sweep import UNUSABLE
+from experiments.sweep import INTERRUPTED, UNUSABLE
 
 _STARTED_BY = os.getpid()
 _statuses: list[int] = []
@@ -39,5 +39,9 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on from here.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     sys.exit(max(_statuses, default=0))

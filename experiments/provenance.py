@@ -141,7 +141,9 @@ def _version(package: str) -> str | None:
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -14,7 +14,7 @@ from experiments import store
 from experiments.config import ConfigError, Settings
 from experiments.events import ENDED, Events
 from experiments.hardware import ROOT
-from experiments.sweep import DONE, FAILED, UNUSABLE, failed_result
+from experiments.sweep import DONE, FAILED, INTERRUPTED, UNUSABLE, failed_result
 
 SWEEP = (sys.executable, "-m", "experiments.sweep")
 
@@ -56,7 +56,7 @@ def supervise(settings: Settings, run_folder: Path, command: Sequence[str] = SWE
     while True:
         ended_before = len(events.ended())
         status = subprocess.run([*command, str(plan)], cwd=ROOT, check=False).returncode
-        if status in (DONE, FAILED, UNUSABLE):
+        if status in (DONE, FAILED, UNUSABLE, INTERRUPTED):
             return status
         _record_crash(events, settings, status)
         if len(events.ended()) == ended_before:

@@ -27,7 +27,7 @@ from experiments.provenance import collect_provenance, key_of, measured_now
 from experiments.records import SCHEMA
 from experiments.tracking import Tracker
 
-DONE, FAILED, UNUSABLE, CONTEXT_BROKEN = 0, 1, 2, 75
+DONE, FAILED, UNUSABLE, CONTEXT_BROKEN, INTERRUPTED = 0, 1, 2, 75, 130
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,15 @@ class Sweep:
             if len(cases) < len(every_case):
                 left_out = len(every_case) - len(cases)
                 progress.say(f"{left_out} cases are left out: they do not fit hardware={self.settings.hardware.name}.")
+            missing = []
             for case in cases:
                 if case.id in failed_before:
                     progress.skip_failed()
-                    continue
+                elif self._is_current(case):
+                    progress.reuse()
+                else:
+                    missing.append(case)
+            for case in missing:
                 if os.getppid() != self.launcher:
                     return FAILED  # the supervisor was killed; whoever starts the sweep again takes over
                 record = self._measure_unless_current(case, progress)
@@ -101,21 +106,23 @@ class Sweep:
             progress.say(f"{progress.total} cases: {progress.counts()}.")
             return FAILED if progress.failed else DONE
 
+    def _folder(self, case: Case) -> Path:
+        return store.folder(self.settings.outputs, case.stem, case.id, self.settings.hardware.name)
+
+    def _is_current(self, case: Case) -> bool:
+        return store.state(store.read(self._folder(case) / store.RECORD), self._key(case)) == "current"
+
     def _measure_unless_current(self, case: Case, progress: Progress) -> dict[str, Any] | None:
-        """The record that was measured now; None where a stored one still counts."""
-        folder = store.folder(self.settings.outputs, case.stem, case.id, self.settings.hardware.name)
+        """The record that was measured now; None where whoever held the device meanwhile has measured the case."""
+        folder = self._folder(case)
         path = folder / store.RECORD
-        key = self._key(case)
-        if store.state(store.read(path), key) == "current":
-            progress.reuse()
-            return None
         waiting = f"Waiting: another process measures on {self.machine.name or 'this CPU'}."
         with device_lock(self.machine.uuid or "cpu", lambda: progress.say(waiting)):
-            if store.state(store.read(path), key) == "current":  # measured by whoever held the lock
+            if self._is_current(case):
                 progress.reuse()
                 return None
             started = time.monotonic()
-            record = self._frame(case, key)
+            record = self._frame(case)
             self.events.add(STARTED, case_id=case.id, path=str(path), frame=record)
             record |= self._measure(case, folder)
             store.write(path, record)
@@ -128,7 +135,7 @@ class Sweep:
         providers = list(self.settings.providers)
         return key_of(dataclasses.asdict(case), self.provenance, {"providers": providers, **self.choices})
 
-    def _frame(self, case: Case, key: str) -> dict[str, Any]:
+    def _frame(self, case: Case) -> dict[str, Any]:
         """A record without its measurements."""
         return {
             "schema": SCHEMA,
@@ -139,7 +146,7 @@ class Sweep:
             "providers": dict.fromkeys(self.settings.providers),
             "protocol": dict(self.choices),
             "provenance": self.provenance | measured_now(self.machine),
-            "key": key,
+            "key": self._key(case),
         }
 
     def _measure(self, case: Case, folder: Path) -> dict[str, Any]:
@@ -219,6 +226,8 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return UNUSABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def test_a_lock_holder_is_waited_for_and_its_records_are_used(plan, fake, tmp_pa
                 heard.append(capsys.readouterr().out)
                 time.sleep(0.01)
             frame = sweep.Sweep(only, tmp_path / "run", CPU)
-            record = frame._frame(first, frame._key(first)) | {"providers": {"ours": {"status": "ok"}}}
+            record = frame._frame(first) | {"providers": {"ours": {"status": "ok"}}}
             store.write(store.folder(plan.outputs, "smoke", first.id, "cpu") / "record.json", record)
 
     heard: list[str] = []
@@ -257,6 +257,12 @@ def test_a_lock_holder_is_waited_for_and_its_records_are_used(plan, fake, tmp_pa
     assert fake() == []
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any longer
+
+
+def test_a_sweep_whose_supervisor_is_gone_measures_no_further(plan, fake, run_folder):
+    orphan = sweep.Sweep(plan, run_folder, CPU)
+    orphan.launcher = -1
+    assert orphan.run() == sweep.FAILED and fake() == []
 
 
 def test_two_devices_have_two_locks():
@@ -323,6 +329,18 @@ def test_sigkill_loses_doubles_and_tears_nothing(plan, fake, run_folder, tmp_pat
     assert not list(tmp_path.glob("outputs/**/*.tmp"))
 
 
+def test_an_interrupt_ends_the_sweep_and_says_how_to_go_on(fake, tmp_path):
+    fake(T64="sleep")
+    words = ["experiment=smoke", "hardware=cpu", "tracking=disabled", f"outputs={tmp_path / 'outputs'}"]
+    sweeping = launch(*words, start_new_session=True)
+    while not (tmp_path / "measured.log").exists():
+        assert sweeping.poll() is None
+        time.sleep(0.02)
+    os.killpg(sweeping.pid, signal.SIGINT)
+    out, err = sweeping.communicate()
+    assert (sweeping.returncode, out, err) == (130, "", "Stopped; the same command goes on from here.\n")
+
+
 def test_two_sweeps_at_once_share_the_cases(plan, fake, tmp_path):
     plans = []
     for name in ("one", "two"):
@@ -345,7 +363,7 @@ def test_a_used_run_folder_is_refused(tmp_path):
     assert json.loads((tmp_path / "run" / "status.json").read_text()) == {"exit_status": 0, "problem": None}
 
 
-def launch(*words: str, command=FAKE, cwd=ROOT) -> subprocess.Popen:
+def launch(*words: str, command=FAKE, cwd=ROOT, **how) -> subprocess.Popen:
     """The entry point with the fake sweep behind it."""
     code = (
         "import runpy, sys; from experiments import supervise;"
@@ -355,7 +373,7 @@ def launch(*words: str, command=FAKE, cwd=ROOT) -> subprocess.Popen:
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "stdin": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=cwd, env=environment, **pipes)
+    return subprocess.Popen([sys.executable, "-c", code], cwd=cwd, env=environment, **pipes, **how)
 
 
 def test_eight_starts_in_the_same_second_have_eight_folders(tmp_path):
