@@ -71,11 +71,12 @@ class Sizes(NamedTuple):
 class Table(NamedTuple):
     """A packed batch as the kernels read it (kernels/packed_table.py)."""
 
-    flags: Tensor | None = None
+    words: Tensor | None = None
     sequence: Tensor | None = None
     status: Tensor | None = None
     cu_seqlens: Tensor | None = None
     n: int = 1
+    n_words: int = 0
 
 
 def forward(
@@ -168,8 +169,8 @@ def _launch(
     assert states is not None
     arguments: list[Any] = [None if a is None else a.tensor for a in axes]
     arguments += pointers
-    arguments += (table.flags, table.sequence, table.status, table.cu_seqlens)
-    arguments += (sizes.C, sizes.T, sizes.rows, table.n)
+    arguments += (table.words, table.sequence, table.status, table.cu_seqlens)
+    arguments += (sizes.C, sizes.T, sizes.rows, table.n, table.n_words)
     for a in axes:
         arguments += (0, 0, 0) if a is None else a.strides
     constants: dict[str, Any] = {"DESCENDING": descending, "LOG": log_gates}
@@ -184,6 +185,7 @@ def _launch(
             constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and _same_phase(a, states, V)
         even = sizes.T % V == 0 and states.b % V == 0 and states.c % V == 0
         constants |= {"R": config.rows, "N": config.groups, "V": V, "EVEN": even}
+        constants["STAGES"] = config.stages
         constants["ONE_TILE"] = sizes.T + (0 if even else V - 1) <= config.groups * V
         constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
         grid = (-(-sizes.rows // config.rows),)
@@ -194,7 +196,7 @@ def _launch(
         constants |= {"BT": config.steps, "BC": config.channels}
         grid = (sizes.B * -(-sizes.C // config.channels),)
     kernel = getattr(kernels, name)
-    kernel[grid](*arguments, **constants, num_warps=config.num_warps, enable_fp_fusion=True)
+    kernel[grid](*arguments, **constants, num_warps=config.num_warps, enable_fp_fusion=True, maxnreg=config.registers)
     outputs = 2 if name == "forward" else 3
     for a, t in zip(axes[outputs:], tensors[outputs:], strict=True):
         if a is not None and t is not None and a.tensor is not t:
@@ -219,14 +221,14 @@ def _table(cu_seqlens: Tensor | None, T: int) -> Table:
 
     cu_seqlens = cu_seqlens.contiguous()
     n = cu_seqlens.numel() - 1
-    # One zeroed buffer: a byte a step, then the status word on a boundary of 16 bytes.
-    at = -(-T // 16) * 16
-    buffer = torch.zeros(at + 16, dtype=torch.uint8, device=cu_seqlens.device)
+    # One zeroed buffer: the words of first steps, those of last steps, the status. Tiles read a little past the end.
+    n_words = T // 32 + 3 + tuning.LARGEST_TILE // 32
+    words = torch.zeros(2 * n_words + 1, dtype=torch.int32, device=cu_seqlens.device)
     sequence = torch.empty(max(T, 1), dtype=torch.int32, device=cu_seqlens.device)
-    table = Table(buffer[:at], sequence, buffer[at : at + 4].view(torch.int32), cu_seqlens, n)
+    table = Table(words, sequence, words[2 * n_words :], cu_seqlens, n, n_words)
     block = 256
     grid = (-(-(n + 1) // block),)
-    mark_sequences[grid](cu_seqlens, table.flags, sequence, table.status, n, T, BLOCK=block, num_warps=4)
+    mark_sequences[grid](cu_seqlens, words, sequence, table.status, n, T, n_words, BLOCK=block, num_warps=4)
     return table
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+LARGEST_TILE = 8192
+
+
 class TimeContiguous(NamedTuple):
     """A tile of `rows` rows, each of `groups` groups of `width` neighbouring steps."""
 
@@ -12,6 +15,8 @@ class TimeContiguous(NamedTuple):
     groups: int
     width: int
     num_warps: int
+    stages: int
+    registers: int | None
 
 
 class ChannelsLast(NamedTuple):
@@ -20,6 +25,7 @@ class ChannelsLast(NamedTuple):
     steps: int
     channels: int
     num_warps: int
+    registers: int | None
 
 
 def power_of_two_at_least(n: int) -> int:
@@ -32,11 +38,11 @@ def time_contiguous(T: int, itemsize: int, *, backward: bool) -> TimeContiguous:
     width = max(1, 16 // itemsize)
     groups = min(128, max(32, power_of_two_at_least(-(-T // width))))
     rows = 128 // groups
-    return TimeContiguous(rows, groups, width, 4)
+    return TimeContiguous(rows, groups, width, 4, 1, None)
 
 
 def channels_last(T: int, C: int, itemsize: int, *, backward: bool) -> ChannelsLast:
     """Configuration for T steps of C contiguous channels of `itemsize` bytes."""
     channels = min(64 if itemsize >= 4 else 128, max(16, power_of_two_at_least(C)))
     steps = min(32, max(2, power_of_two_at_least(T)))
-    return ChannelsLast(steps, channels, 4)
+    return ChannelsLast(steps, channels, 4, None)

@@ -8,7 +8,12 @@ Grid: `B * cdiv(C, BC)` programs. State tensors are contiguous `[N, B * C]`, N =
 import triton
 import triton.language as tl
 
-from scan.kernels.packed_table import FIRST, LAST
+
+@triton.jit
+def load_bit(words_ptr, step, mask):
+    """The bit of each step in the words of a packed table (packed_table.py); false where masked."""
+    return ((tl.load(words_ptr + (step >> 5) + 1, mask=mask, other=0) >> (step & 31).to(tl.int32)) & 1) != 0
+
 
 
 @triton.jit
@@ -34,22 +39,23 @@ def scan_tile(gate, state, reset, carry, PACKED: tl.constexpr):
         return state + gate * carry
 
 
-@triton.jit(do_not_specialize=["C", "T", "n_rows", "n_sequences"])
+@triton.jit(do_not_specialize=["C", "T", "n_rows", "n_sequences", "n_words"])
 def forward(
     gates_ptr, tokens_ptr, states_ptr, initial_ptr, final_ptr,
-    flags_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,
-    C, T, n_rows, n_sequences,
+    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,
+    C, T, n_rows, n_sequences, n_words,
     gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
     BT: tl.constexpr, BC: tl.constexpr, DESCENDING: tl.constexpr, LOG: tl.constexpr, STATE: tl.constexpr,
 ):
     """`h[t] = g[t] * h[t-1] + x[t]` for BC channels; [t+1] where DESCENDING."""
-    PACKED: tl.constexpr = flags_ptr is not None
+    PACKED: tl.constexpr = words_ptr is not None
     blocks = tl.cdiv(C, BC)
     b = (tl.program_id(0) // blocks).to(tl.int64)
-    c = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)[None, :]
+    c = (tl.program_id(0) % blocks).to(tl.int64) * BC + tl.arange(0, BC)[None, :]
     channels = c < C
     row = b * C + c
     i = tl.arange(0, BT)[:, None]
+    T = T.to(tl.int64)
     used = T
     if PACKED:
         broken = tl.load(status_ptr) != 0
@@ -70,16 +76,15 @@ def forward(
             g = tl.exp(g)
         reset = tl.zeros([BT, BC], tl.int32)
         if PACKED:
-            flags = tl.load(flags_ptr + t, mask=steps, other=0)
-            first = (flags & (LAST if DESCENDING else FIRST)) != 0
-            last = (flags & (FIRST if DESCENDING else LAST)) != 0
+            first = load_bit(words_ptr + (n_words if DESCENDING else 0), t, steps)
+            last = load_bit(words_ptr + (0 if DESCENDING else n_words), t, steps)
             s = tl.load(sequence_ptr + t, mask=first | last, other=0).to(tl.int64)
             reset = tl.where(first, 1, reset)
             if initial_ptr is not None:
                 before = tl.load(initial_ptr + s * n_rows + row, mask=first & channels, other=0.0).to(STATE)
                 x = tl.where(first, g * before + x, x)
         h = scan_tile(g, x, reset, carry, PACKED)
-        carry = tl.sum(tl.where(i == BT - 1, h, 0.0), 0)[None, :]
+        carry = tl.sum(tl.where(i == tl.minimum(BT, T - start) - 1, h, 0.0), 0)[None, :]
         if PACKED:
             out = tl.where(broken, float("nan"), h)
             if final_ptr is not None:
@@ -91,23 +96,24 @@ def forward(
             tl.store(final_ptr + row, carry, mask=channels)
 
 
-@triton.jit(do_not_specialize=["C", "T", "n_rows", "n_sequences"])
+@triton.jit(do_not_specialize=["C", "T", "n_rows", "n_sequences", "n_words"])
 def backward(
     gates_ptr, states_ptr, d_states_ptr, d_gates_ptr, d_tokens_ptr, initial_ptr, d_initial_ptr, d_final_ptr,
-    flags_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,
-    C, T, n_rows, n_sequences,
+    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,
+    C, T, n_rows, n_sequences, n_words,
     gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
     BT: tl.constexpr, BC: tl.constexpr, DESCENDING: tl.constexpr, LOG: tl.constexpr, STATE: tl.constexpr,
 ):
     """Gradients of `forward`, met in the opposite order: `d_x[t] = d_h[t] + g[t+1] * d_x[t+1]`, `d_g[t] = d_x[t] * h[t-1]`."""
-    PACKED: tl.constexpr = flags_ptr is not None
+    PACKED: tl.constexpr = words_ptr is not None
     blocks = tl.cdiv(C, BC)
     b = (tl.program_id(0) // blocks).to(tl.int64)
-    c = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)[None, :]
+    c = (tl.program_id(0) % blocks).to(tl.int64) * BC + tl.arange(0, BC)[None, :]
     channels = c < C
     row = b * C + c
     i = tl.arange(0, BT)[:, None]
+    T = T.to(tl.int64)
     used = T
     if PACKED:
         broken = tl.load(status_ptr) != 0
@@ -134,15 +140,14 @@ def backward(
             g = tl.exp(g)
         reset = tl.zeros([BT, BC], tl.int32)
         if PACKED:
-            flags = tl.load(flags_ptr + t, mask=steps, other=0)
-            first = (flags & (LAST if DESCENDING else FIRST)) != 0
-            last = (flags & (FIRST if DESCENDING else LAST)) != 0
+            first = load_bit(words_ptr + (n_words if DESCENDING else 0), t, steps)
+            last = load_bit(words_ptr + (0 if DESCENDING else n_words), t, steps)
             s = tl.load(sequence_ptr + t, mask=first | last, other=0).to(tl.int64)
             reset = tl.where(first, 1, reset)
             if d_final_ptr is not None:
                 d_x += tl.load(d_final_ptr + s * n_rows + row, mask=first & channels, other=0.0).to(STATE)
         d_x = scan_tile(g, d_x, reset, carry, PACKED)
-        carry = tl.sum(tl.where(i == BT - 1, d_x, 0.0), 0)[None, :]
+        carry = tl.sum(tl.where(i == tl.minimum(BT, T - start) - 1, d_x, 0.0), 0)[None, :]
         out = d_x
         if PACKED:
             out = tl.where(broken, float("nan"), tl.where(t < used, d_x, 0.0))

@@ -7,8 +7,6 @@ move as vectors, the partial group at each end of a row element by element.
 import triton
 import triton.language as tl
 
-from scan.kernels.packed_table import FIRST, LAST
-
 
 @triton.jit
 def split_columns(tile, V: tl.constexpr):
@@ -70,16 +68,20 @@ def in_scan_order(columns, V: tl.constexpr, DESCENDING: tl.constexpr):
 
 
 @triton.jit
-def load_columns(pointer, base, stride, position, end, rows, other, V: tl.constexpr, VECTOR: tl.constexpr,
-                 EVEN: tl.constexpr, DESCENDING: tl.constexpr, dtype: tl.constexpr):
-    """V columns `[R, N]` in scan order of the groups at `position` (their earliest step); `other` outside `[0, end)`."""
+def load_columns(pointer, base, stride, position, end, edge, rows, other, V: tl.constexpr, VECTOR: tl.constexpr,
+                 DESCENDING: tl.constexpr, dtype: tl.constexpr):
+    """Columns `[R, N]` in scan order of groups of V steps; `other` outside `[0, end)`.
+
+    `base` is the offset of step 0 of each row `[R, 1]`, `position` the earliest step of each group `[R, N]`. Only a
+    tile at an `edge` of its row may hold groups that are partly outside.
+    """
     if VECTOR:
         first = base + position
         whole = rows & (position >= 0) & (position + V <= end)
         offset = (first // V * V)[:, :, None] + tl.arange(0, V)[None, None, :]
         tile = tl.load(pointer + offset, mask=tl.broadcast_to(whole[:, :, None], offset.shape), other=other)
         columns = split_columns(tile.to(dtype), V)
-        if not EVEN:
+        if edge:
             patched = ()
             for k in tl.static_range(V):
                 inside = rows & (whole == 0) & (position + k >= 0) & (position + k < end)
@@ -96,8 +98,8 @@ def load_columns(pointer, base, stride, position, end, rows, other, V: tl.conste
 
 
 @triton.jit
-def store_columns(pointer, base, stride, position, end, rows, columns, V: tl.constexpr, VECTOR: tl.constexpr,
-                  EVEN: tl.constexpr, DESCENDING: tl.constexpr):
+def store_columns(pointer, base, stride, position, end, edge, rows, columns, V: tl.constexpr, VECTOR: tl.constexpr,
+                  DESCENDING: tl.constexpr):
     """Writes what `load_columns` reads; nothing outside `[0, end)`."""
     dtype = pointer.dtype.element_ty
     columns = in_scan_order(columns, V, DESCENDING)
@@ -105,8 +107,9 @@ def store_columns(pointer, base, stride, position, end, rows, columns, V: tl.con
         first = base + position
         whole = rows & (position >= 0) & (position + V <= end)
         offset = (first // V * V)[:, :, None] + tl.arange(0, V)[None, None, :]
-        tl.store(pointer + offset, join_columns(columns, V).to(dtype), mask=tl.broadcast_to(whole[:, :, None], offset.shape))
-        if not EVEN:
+        mask = tl.broadcast_to(whole[:, :, None], offset.shape)
+        tl.store(pointer + offset, join_columns(columns, V).to(dtype), mask=mask)
+        if edge:
             for k in tl.static_range(V):
                 inside = rows & (whole == 0) & (position + k >= 0) & (position + k < end)
                 tl.store(pointer + first + k, columns[k].to(dtype), mask=inside)
@@ -117,21 +120,33 @@ def store_columns(pointer, base, stride, position, end, rows, columns, V: tl.con
 
 
 @triton.jit
-def load_flags(pointer, position, end, V: tl.constexpr, VECTOR: tl.constexpr, DESCENDING: tl.constexpr):
-    """Where sequences begin and where they end, in scan order: two tuples of V boolean columns (packed_table.py)."""
-    if VECTOR:
-        offset = position[:, :, None] + tl.arange(0, V)[None, None, :]
-        mask = tl.broadcast_to((position + V <= end)[:, :, None], offset.shape)
-        flags = split_columns(tl.load(pointer + offset, mask=mask, other=0), V)
+def load_bits(words_ptr, position, V: tl.constexpr, EVEN: tl.constexpr):
+    """The bits of the V steps of each group, the earliest lowest, from words that hold step t in bit t + 32."""
+    word = words_ptr + ((position >> 5) + 1)
+    shift = (position & 31).to(tl.uint32)
+    bits = tl.load(word).to(tl.uint32, bitcast=True)
+    if EVEN:
+        bits = bits >> shift
     else:
-        flags = ()
-        for k in tl.static_range(V):
-            inside = (position + k >= 0) & (position + k < end)
-            flags = flags + (tl.load(pointer + position + k, mask=inside, other=0),)
-    flags = in_scan_order(flags, V, DESCENDING)
-    begins = ()
-    ends = ()
+        ahead = tl.load(word + 1).to(tl.uint32, bitcast=True)
+        bits = (((ahead.to(tl.uint64) << 32) | bits.to(tl.uint64)) >> shift.to(tl.uint64)).to(tl.uint32)
+    return bits & ((1 << V) - 1)
+
+
+@triton.jit
+def bit_columns(bits, V: tl.constexpr, DESCENDING: tl.constexpr):
+    """V boolean columns in scan order."""
+    columns = ()
     for k in tl.static_range(V):
-        begins = begins + ((flags[k] & (LAST if DESCENDING else FIRST)) != 0,)
-        ends = ends + ((flags[k] & (FIRST if DESCENDING else LAST)) != 0,)
-    return begins, ends
+        columns = columns + ((bits & (1 << k)) != 0,)
+    return in_scan_order(columns, V, DESCENDING)
+
+
+@triton.jit
+def blank_columns(columns, position, used, broken, V: tl.constexpr, DESCENDING: tl.constexpr):
+    """Columns with NaN everywhere where the table is broken, else zeros from step `used` on."""
+    blanked = ()
+    for k in tl.static_range(V):
+        step = position + (V - 1 - k if DESCENDING else k)
+        blanked = blanked + (tl.where(broken, float("nan"), tl.where(step < used, columns[k], 0.0)),)
+    return blanked

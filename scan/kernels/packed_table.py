@@ -1,18 +1,17 @@
-"""The table of a packed batch: one byte a step that marks the first and the last step of every sequence."""
+"""The table of a packed batch: one bit a step that marks the first step of every sequence, one that marks the last."""
 
 import triton
 import triton.language as tl
 
-FIRST = tl.constexpr(1)
-LAST = tl.constexpr(2)
 
+@triton.jit(do_not_specialize=["n_sequences", "T", "n_words"])
+def mark_sequences(cu_seqlens_ptr, words_ptr, sequence_ptr, status_ptr, n_sequences, T, n_words, BLOCK: tl.constexpr):
+    """Bits (zero before) and sequence numbers at both ends of BLOCK sequences; status 1 where offsets are invalid.
 
-@triton.jit
-def mark_sequences(cu_seqlens_ptr, flags_ptr, sequence_ptr, status_ptr, n_sequences, T, BLOCK: tl.constexpr):
-    """Flags (zero before) and sequence numbers at both ends of BLOCK sequences; status 1 where offsets are invalid.
-
-    Grid: `cdiv(n_sequences + 1, BLOCK)`. Offsets must begin at 0, not decrease and not exceed T; whatever they hold,
-    nothing is written outside `[0, T)`.
+    Words `[0, n_words)` hold the first steps, `[n_words, 2 * n_words)` the last, step t in bit t + 32: whoever reads a
+    little before step 0 or after step T finds zeros.
+    Offsets must begin at 0, not decrease and not exceed T; whatever they hold, nothing outside the table is written.
+    Grid: `cdiv(n_sequences + 1, BLOCK)`.
     """
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = n < n_sequences
@@ -22,9 +21,9 @@ def mark_sequences(cu_seqlens_ptr, flags_ptr, sequence_ptr, status_ptr, n_sequen
     broken = tl.max(tl.where(valid | (n > n_sequences), 0, 1), 0)
     if broken != 0:
         tl.atomic_or(status_ptr, 1)
-    one = begin + 1 == end
     holds = inside & valid & (begin < end)
+    last = end - 1
     tl.store(sequence_ptr + begin, n.to(tl.int32), mask=holds)
-    tl.store(sequence_ptr + end - 1, n.to(tl.int32), mask=holds)
-    tl.store(flags_ptr + begin, tl.where(one, FIRST | LAST, FIRST).to(tl.uint8), mask=holds)
-    tl.store(flags_ptr + end - 1, tl.where(one, FIRST | LAST, LAST).to(tl.uint8), mask=holds)
+    tl.store(sequence_ptr + last, n.to(tl.int32), mask=holds)
+    tl.atomic_or(words_ptr + (begin >> 5) + 1, (1 << (begin & 31)).to(tl.int32), mask=holds)
+    tl.atomic_or(words_ptr + n_words + (last >> 5) + 1, (1 << (last & 31)).to(tl.int32), mask=holds)
