@@ -20,7 +20,7 @@ class Progress(AbstractContextManager["Progress"]):
     def say(self, line: str) -> None:
         """Print a line, above the bar."""
         if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False)
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             print(line, flush=True)
 
@@ -56,7 +56,7 @@ class Progress(AbstractContextManager["Progress"]):
     def _advance(self) -> None:
         self.done += 1
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], advance=1, counts=f"{self.counts()}, {self.left()}")
+            self._bar.update(self._bar.task_ids[0], advance=1, counts=f"{self.counts()}, {self.left()}", refresh=True)
 
 
 def duration(seconds: float) -> str:

@@ -140,10 +140,10 @@ def _version(package: str) -> str | None:
 
 
 def _git(root: Path, *words: str) -> str | None:
+    # With git's optional lock, a commit made at the same moment would be refused.
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -60,9 +60,10 @@ def shortfalls(machine: Machine, statuses: dict[str, int], quick: bool, rows: li
         stored = sorted(
             each.name for each in RESULTS.iterdir() if each.is_dir() and each.name not in ("published", "cpu")
         )
-        source = f"those of {', '.join(stored)} in the report are the stored ones" if stored else "none is stored"
-        yield f"No GPU number was measured, because PyTorch sees no GPU here; {source} (paper/results)."
-        yield "The CPU sweep is smaller than the GPU sweep (conf/axes): its peers were written for GPUs."
+        source = f"those of {', '.join(stored)} from" if stored else "only published ones, from"
+        yield f"No GPU was measured, because PyTorch sees none here; the report shows {source} paper/results."
+        if any(map(len, rows)):
+            yield "The CPU sweep is smaller than the GPU sweep (conf/axes): its peers were written for GPUs."
     if not shutil.which("latexmk"):
         yield "No PDF was typeset, because latexmk is not installed."
     if quick:
@@ -72,7 +73,7 @@ def shortfalls(machine: Machine, statuses: dict[str, int], quick: bool, rows: li
             yield f"{title} ended with exit status {status}; its own lines above say why."
     measured = [each for each in rows if len(each)]
     if measured:
-        yield from (f"Not measured: {line}" for line in unmeasured_lines(pd.concat(measured)))
+        yield from (f"No result: {line}" for line in unmeasured_lines(pd.concat(measured)))
 
 
 def main(arguments: list[str]) -> int:

@@ -30,7 +30,8 @@ def speed_lines(rows: pd.DataFrame) -> Iterable[str]:
         yield f"  {name + ' *' * (name in wrong):22}" + "".join(f"{_number(value):>12}" for value in numbers)
     if wrong:
         yield "  * outside its error budget in one of these cases"
-    fastest = timed.loc[timed.groupby("case_id")["median_ms"].idxmin(), "provider"]
+    right = timed[timed["status"] == "ok"]
+    fastest = right.loc[right.groupby("case_id")["median_ms"].idxmin(), "provider"]
     yield f"  ours is the fastest in {(fastest == 'ours').sum()} of {len(fastest)} cases of all sizes, dtypes and modes"
 
 
@@ -55,7 +56,7 @@ def unmeasured_lines(rows: pd.DataFrame) -> Iterable[str]:
     for name, own in rows.groupby("provider"):
         if not (own["median_ms"].notna() | own["states_factor"].notna() | own["status"].isin(["ok", "wrong"])).any():
             reason = next((reason for reason in own["reason"] if isinstance(reason, str)), "no reason was recorded")
-            yield f"{name}: {reason.rstrip('.')}."
+            yield f"{str(name) + ': ' if str(name) not in reason else ''}{reason.rstrip('.')}."
 
 
 def _number(value: float) -> str:

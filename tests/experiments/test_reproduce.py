@@ -116,11 +116,10 @@ def test_a_cpu_measures_both_sweeps_and_builds_the_paper(steps, tmp_path, capsys
     shown = capsys.readouterr().out
     assert "ours is the fastest in 2 of 3 cases" in shown
     assert (
-        "No GPU number was measured, because PyTorch sees no GPU here; those of h200 in the report are the stored ones "
-        "(paper/results).\n"
+        "No GPU was measured, because PyTorch sees none here; the report shows those of h200 from paper/results.\n"
     ) in shown
     assert "No PDF was typeset, because latexmk is not installed.\n" in shown
-    assert "Not measured: warp: it needs a GPU.\n" in shown
+    assert "No result: warp: it needs a GPU.\n" in shown
     assert shown.splitlines()[-2] == "== Where the report is"
     assert shown.splitlines()[-1].startswith("Figures and tables: ")
 
