@@ -6,6 +6,7 @@ Under `TRITON_INTERPRET=1` the same functions take CPU tensors.
 from __future__ import annotations
 
 import contextlib
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -162,8 +163,7 @@ def _launch(
     accumulate: torch.dtype,
 ) -> None:
     """Launches the kernel `name` of the layout that the states have; `tensors` are all `[B, C, T]`, absent ones None."""
-    import triton.language as tl
-
+    tl = _triton_language()
     axes = [None if t is None else Axes.of(t, dim) for t in tensors]
     states = axes[2] if name == "forward" else axes[1]
     assert states is not None
@@ -179,7 +179,8 @@ def _launch(
     if states.t == 1 or states.c != 1:
         from scan.kernels import time_contiguous as kernels
 
-        config = tuning.time_contiguous(sizes.T, itemsize, backward=name == "backward")
+        packed = table.words is not None
+        config = tuning.time_contiguous(sizes.T, itemsize, backward=name == "backward", packed=packed)
         V = config.width
         for label, a in zip(_LABELS[name], axes, strict=True):
             constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and _same_phase(a, states, V)
@@ -187,6 +188,7 @@ def _launch(
         constants |= {"R": config.rows, "N": config.groups, "V": V, "EVEN": even}
         constants["STAGES"] = config.stages
         constants["ONE_TILE"] = sizes.T + (0 if even else V - 1) <= config.groups * V
+        constants["FLAT"] = all(a is None or a.b == sizes.C * a.c for a in axes)
         constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
         grid = (-(-sizes.rows // config.rows),)
     else:
@@ -195,12 +197,36 @@ def _launch(
         config = tuning.channels_last(sizes.T, sizes.C, itemsize, backward=name == "backward")
         constants |= {"BT": config.steps, "BC": config.channels}
         grid = (sizes.B * -(-sizes.C // config.channels),)
-    kernel = getattr(kernels, name)
-    kernel[grid](*arguments, **constants, num_warps=config.num_warps, enable_fp_fusion=True, maxnreg=config.registers)
+    options = {"num_warps": config.num_warps, "enable_fp_fusion": True, "maxnreg": config.registers}
+    _run(getattr(kernels, name), grid, arguments, constants | options)
     outputs = 2 if name == "forward" else 3
     for a, t in zip(axes[outputs:], tensors[outputs:], strict=True):
         if a is not None and t is not None and a.tensor is not t:
             t.copy_(a.tensor)
+
+
+def _triton_language() -> ModuleType:
+    """Triton's language, imported when a kernel is first launched."""
+    try:
+        import triton.language
+    except ImportError as error:
+        raise RuntimeError(
+            "expected Triton to scan tensors on a GPU, but it cannot be imported: install the triton that belongs to "
+            "this torch, or move the tensors to the CPU."
+        ) from error
+    return triton.language
+
+
+def _run(kernel: Any, grid: tuple[int], arguments: list[Any], keywords: dict[str, Any]) -> None:
+    try:
+        kernel[grid](*arguments, **keywords)
+    except RuntimeError as error:
+        if "C compiler" not in str(error):
+            raise
+        raise RuntimeError(
+            "expected a C compiler for the first launch of a kernel, but Triton found none: install gcc, or name a "
+            "compiler in the environment variable CC."
+        ) from error
 
 
 _LABELS = {
@@ -217,6 +243,7 @@ def _same_phase(a: Axes, states: Axes, V: int) -> bool:
 def _table(cu_seqlens: Tensor | None, T: int) -> Table:
     if cu_seqlens is None:
         return Table()
+    _triton_language()
     from scan.kernels.packed_table import mark_sequences
 
     cu_seqlens = cu_seqlens.contiguous()
@@ -228,7 +255,8 @@ def _table(cu_seqlens: Tensor | None, T: int) -> Table:
     table = Table(words, sequence, words[2 * n_words :], cu_seqlens, n, n_words)
     block = 256
     grid = (-(-(n + 1) // block),)
-    mark_sequences[grid](cu_seqlens, words, sequence, table.status, n, T, n_words, BLOCK=block, num_warps=4)
+    arguments = [cu_seqlens, words, sequence, table.status, n, T, n_words]
+    _run(mark_sequences, grid, arguments, {"BLOCK": block, "num_warps": 4})
     return table
 
 

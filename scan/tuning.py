@@ -1,10 +1,14 @@
-"""Launch configurations: a pure function of shape, dtype and architecture. Nothing is timed at run time."""
+"""Launch configurations: a pure function of shape, dtype and direction. Nothing is timed at run time.
+
+The tables hold what was fastest on an H200 (docs/kernels.md). `experiment=tuning` measures the candidates on another
+card. A configuration never changes which steps a state depends on, only the order in which they are composed.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-
+# Steps of the largest tile that a configuration may have: packed tables are padded by as much.
 LARGEST_TILE = 8192
 
 
@@ -15,8 +19,8 @@ class TimeContiguous(NamedTuple):
     groups: int
     width: int
     num_warps: int
-    stages: int
-    registers: int | None
+    stages: int = 1
+    registers: int | None = None
 
 
 class ChannelsLast(NamedTuple):
@@ -25,24 +29,40 @@ class ChannelsLast(NamedTuple):
     steps: int
     channels: int
     num_warps: int
-    registers: int | None
+    registers: int | None = None
 
 
-def power_of_two_at_least(n: int) -> int:
-    """The smallest power of two that is not below n, at least 1."""
-    return 1 << max(n - 1, 0).bit_length()
+# Longest T, then (rows, groups, num_warps, stages), for 4 steps of 4 bytes a group and for 8 steps of 2 bytes.
+_FORWARD = {
+    4: ((128, (2, 32, 1, 1)), (256, (1, 64, 2, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
+        (2048, (1, 512, 8, 1)), (8192, (1, 256, 4, 1)), (None, (1, 256, 8, 3))),
+    2: ((128, (4, 16, 1, 1)), (256, (2, 32, 1, 1)), (512, (2, 64, 4, 1)), (1024, (1, 128, 4, 1)),
+        (2048, (1, 256, 4, 1)), (8192, (1, 128, 2, 1)), (None, (1, 256, 4, 3))),
+}  # fmt: skip
+_BACKWARD = {
+    4: ((128, (1, 32, 1, 1)), (256, (1, 64, 1, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
+        (2048, (1, 256, 4, 1)), (8192, (1, 256, 8, 1)), (None, (1, 256, 8, 3))),
+    2: ((128, (2, 16, 1, 1)), (256, (1, 32, 1, 1)), (512, (1, 64, 2, 1)), (1024, (1, 128, 4, 1)),
+        (2048, (1, 128, 4, 1)), (8192, (1, 256, 4, 1)), (None, (1, 256, 8, 3))),
+}  # fmt: skip
+# Where resets make a step dearer, one warp a row avoids barriers and short rows stay as they are.
+_PACKED_FORWARD = {4: (1, 64, 1, 3), 2: (1, 64, 1, 3)}
+_PACKED_BACKWARD = {4: (1, 128, 1, 2), 2: (1, 128, 1, 3)}
 
 
-def time_contiguous(T: int, itemsize: int, *, backward: bool) -> TimeContiguous:
-    """Configuration for rows of T contiguous steps of `itemsize` bytes."""
+def time_contiguous(T: int, itemsize: int, *, backward: bool, packed: bool = False) -> TimeContiguous:
+    """Configuration for rows of T contiguous steps of `itemsize` bytes; packed rows hold several sequences."""
     width = max(1, 16 // itemsize)
-    groups = min(128, max(32, power_of_two_at_least(-(-T // width))))
-    rows = 128 // groups
-    return TimeContiguous(rows, groups, width, 4, 1, None)
+    nearest = 2 if itemsize == 2 else 4
+    if packed and T > 512:
+        rows, groups, num_warps, stages = (_PACKED_BACKWARD if backward else _PACKED_FORWARD)[nearest]
+    else:
+        table = (_BACKWARD if backward else _FORWARD)[nearest]
+        rows, groups, num_warps, stages = next(entry for longest, entry in table if longest is None or longest >= T)
+    return TimeContiguous(rows, groups, width, num_warps, stages)
 
 
 def channels_last(T: int, C: int, itemsize: int, *, backward: bool) -> ChannelsLast:
     """Configuration for T steps of C contiguous channels of `itemsize` bytes."""
-    channels = min(64 if itemsize >= 4 else 128, max(16, power_of_two_at_least(C)))
-    steps = min(32, max(2, power_of_two_at_least(T)))
-    return ChannelsLast(steps, channels, 4, None)
+    steps = min(64, max(2, 1 << max(T - 1, 0).bit_length()))
+    return ChannelsLast(steps, 32, 4)

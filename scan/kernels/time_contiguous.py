@@ -66,6 +66,15 @@ def leave_tile(value, left, V: tl.constexpr, DESCENDING: tl.constexpr):
 
 
 @triton.jit
+def row_offset(row, C, b, c, FLAT: tl.constexpr):
+    """Where a row begins: row `i % C` of batch entry `i // C`, or simply row i where one stride serves both (FLAT)."""
+    if FLAT:
+        return row * c
+    else:
+        return row // C * b + row % C * c
+
+
+@triton.jit
 def load_gates(pointer, base, stride, position, end, edge, rows, V: tl.constexpr, VECTOR: tl.constexpr,
                DESCENDING: tl.constexpr, LOG: tl.constexpr, dtype: tl.constexpr):
     """Gates in scan order; 1, the identity, outside the row."""
@@ -91,6 +100,7 @@ def forward(
     gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
+    FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
@@ -99,9 +109,9 @@ def forward(
     BLOCK: tl.constexpr = N * V
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     rows = row < n_rows
-    gates_base = row // C * gates_b + row % C * gates_c
-    tokens_base = row // C * tokens_b + row % C * tokens_c
-    states_base = row // C * states_b + row % C * states_c
+    gates_base = row_offset(row, C, gates_b, gates_c, FLAT)
+    tokens_base = row_offset(row, C, tokens_b, tokens_c, FLAT)
+    states_base = row_offset(row, C, states_b, states_c, FLAT)
     group = tl.arange(0, N)[None, :].to(TIME)
     if DESCENDING:
         group = N - 1 - group
@@ -194,6 +204,7 @@ def backward(
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
+    FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -206,11 +217,11 @@ def backward(
     BLOCK: tl.constexpr = N * V
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     rows = row < n_rows
-    gates_base = row // C * gates_b + row % C * gates_c
-    states_base = row // C * states_b + row % C * states_c
-    d_states_base = row // C * d_states_b + row % C * d_states_c
-    d_gates_base = row // C * d_gates_b + row % C * d_gates_c
-    d_tokens_base = row // C * d_tokens_b + row % C * d_tokens_c
+    gates_base = row_offset(row, C, gates_b, gates_c, FLAT)
+    states_base = row_offset(row, C, states_b, states_c, FLAT)
+    d_states_base = row_offset(row, C, d_states_b, d_states_c, FLAT)
+    d_gates_base = row_offset(row, C, d_gates_b, d_gates_c, FLAT)
+    d_tokens_base = row_offset(row, C, d_tokens_b, d_tokens_c, FLAT)
     group = tl.arange(0, N)[None, :].to(TIME)
     if DESCENDING:
         group = N - 1 - group
