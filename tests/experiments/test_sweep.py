@@ -423,7 +423,6 @@ def test_a_wrong_setting_ends_in_one_sentence(tmp_path):
     assert (done.returncode, out, err) == (sweep.UNUSABLE, "", "error: T must be an integer of at least 1, got 0.\n")
 
 
-@pytest.mark.skipif("CUDA_VISIBLE_DEVICES" in os.environ, reason="somebody chose the GPU that PyTorch sees")
 def test_a_preset_for_another_machine_ends_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = launch("experiment=smoke", "hardware=h100", "tracking=disabled", f"outputs={tmp_path}")
