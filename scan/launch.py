@@ -5,7 +5,7 @@ Under `TRITON_INTERPRET=1` the same functions take CPU tensors.
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -80,6 +80,9 @@ class Table(NamedTuple):
     n_words: int = 0
 
 
+_UNPACKED = Table()
+
+
 def forward(
     gates: Tensor,
     tokens: Tensor,
@@ -93,20 +96,20 @@ def forward(
     """States, and the final state if wanted."""
     if gates.dtype not in _FLOATING or tokens.dtype not in _FLOATING:
         return cpu.forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
+    if _is_elsewhere(tokens):
+        with torch.cuda.device(tokens.device):
+            return forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     states = torch.empty_like(tokens)
-    sizes = Sizes.of(tokens, dim)
-    with _device_of(tokens):
-        table = _table(cu_seqlens, sizes.T)
-        accumulate = _accumulation(gates, tokens)
-        if initial_state is not None:
-            initial_state = initial_state.contiguous()
-        final_state = None
-        if want_final:
-            final_state = _states_like(tokens, dim, cu_seqlens, accumulate, initial_state, table)
-        if states.numel():
-            tensors = (gates, tokens, states)
-            pointers = (initial_state, final_state)
-            _launch("forward", tensors, pointers, table, sizes, dim, reverse, log_gates, accumulate)
+    table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, tokens.shape[dim])
+    accumulate = _accumulation(gates, tokens)
+    if initial_state is not None:
+        initial_state = initial_state.contiguous()
+    final_state = None
+    if want_final:
+        final_state = _states_like(tokens, dim, cu_seqlens, accumulate, initial_state, table)
+    if states.numel():
+        pointers = (initial_state, final_state)
+        _launch("forward", (gates, tokens, states), pointers, table, dim, reverse, log_gates, accumulate)
     return states, final_state
 
 
@@ -129,48 +132,95 @@ def backward(
             gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
             dim, reverse, log_gates, needs,
         )  # fmt: skip
+    if _is_elsewhere(states):
+        with torch.cuda.device(states.device):
+            return backward(
+                gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
+                dim, reverse, log_gates, needs,
+            )  # fmt: skip
     d_gates = torch.empty_like(gates) if needs[0] else None
     d_tokens = torch.empty_like(states, dtype=tokens_dtype) if needs[1] else None
-    sizes = Sizes.of(states, dim)
-    with _device_of(states):
-        table = _table(cu_seqlens, sizes.T)
-        accumulate = _accumulation(gates, states)
-        if initial_state is not None:
-            initial_state = initial_state.contiguous()
-        if d_final_state is not None:
-            d_final_state = d_final_state.contiguous()
-        d_initial = None
-        if needs[2] and initial_state is not None:
-            d_initial = _states_like(states, dim, cu_seqlens, accumulate, d_final_state, table)
-        if states.numel() and any(t is not None for t in (d_gates, d_tokens, d_initial)):
-            tensors = (gates, states, d_states, d_gates, d_tokens)
-            pointers = (initial_state, d_initial, d_final_state)
-            _launch("backward", tensors, pointers, table, sizes, dim, not reverse, log_gates, accumulate)
+    table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, states.shape[dim])
+    accumulate = _accumulation(gates, states)
+    if initial_state is not None:
+        initial_state = initial_state.contiguous()
+    if d_final_state is not None:
+        d_final_state = d_final_state.contiguous()
+    d_initial = None
+    if needs[2] and initial_state is not None:
+        d_initial = _states_like(states, dim, cu_seqlens, accumulate, d_final_state, table)
+    if states.numel() and (needs[0] or needs[1] or d_initial is not None):
+        tensors = (gates, states, d_states, d_gates, d_tokens)
+        pointers = (initial_state, d_initial, d_final_state)
+        _launch("backward", tensors, pointers, table, dim, not reverse, log_gates, accumulate)
     if d_initial is not None and initial_state is not None:
         d_initial = d_initial.to(initial_state.dtype)
     return d_gates, d_tokens, d_initial
 
 
+class Plan(NamedTuple):
+    """A launch that was made before: a compiled kernel on its grid, and all its arguments but the tensors."""
+
+    runner: Callable[..., None]
+    arguments: tuple[Any, ...]
+
+
+# Launches by everything that decides them but the addresses. Binding the arguments of a jit function anew costs more
+# host time than all else in a call.
+_plans: dict[Any, Plan] = {}
+_MOST_PLANS = 4096
+
+
 def _launch(
     name: str,
     tensors: tuple[Tensor | None, ...],
-    pointers: tuple[Tensor | None, ...],
+    states: tuple[Tensor | None, ...],
     table: Table,
-    sizes: Sizes,
     dim: int,
     descending: bool,
     log_gates: bool,
     accumulate: torch.dtype,
 ) -> None:
-    """Launches the kernel `name` of the layout that the states have; `tensors` are all `[B, C, T]`, absent ones None."""
-    tl = _triton_language()
+    """Launches the kernel `name`: `tensors` have a time axis, `states` have none; absent ones are None."""
+    pointers = (*tensors, *states, table.words, table.sequence, table.status, table.cu_seqlens)
+    key = (name, dim, descending, log_gates, *map(_described, pointers))
+    plan = _plans.get(key)
+    if plan is not None:
+        plan.runner(*pointers, *plan.arguments)
+        return
     axes = [None if t is None else Axes.of(t, dim) for t in tensors]
-    states = axes[2] if name == "forward" else axes[1]
+    copies = [None if a is None else a.tensor for a in axes]
+    kernel, grid, arguments, keywords = _configure(name, axes, table, dim, descending, log_gates, accumulate)
+    copied = any(a is not t for a, t in zip(copies, tensors, strict=True))
+    _run(None if copied else key, kernel, grid, (*copies, *pointers[len(tensors) :]), arguments, keywords)
+    outputs = 2 if name == "forward" else 3
+    for copy, tensor in zip(copies[outputs:], tensors[outputs:], strict=True):
+        if copy is not None and tensor is not None and copy is not tensor:
+            tensor.copy_(copy)
+
+
+def _described(tensor: Tensor | None) -> Any:
+    """What of a tensor decides a launch: everything but where it lies, save whether that is a multiple of 16 bytes."""
+    if tensor is None:
+        return None
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.device
+
+
+def _configure(
+    name: str,
+    axes: list[Axes | None],
+    table: Table,
+    dim: int,
+    descending: bool,
+    log_gates: bool,
+    accumulate: torch.dtype,
+) -> tuple[Any, tuple[int, int, int], tuple[Any, ...], dict[str, Any]]:
+    """The kernel for the layout that the states have, its grid, and its arguments after the tensors."""
+    tl = _triton_language()
+    states = axes[2 if name == "forward" else 1]
     assert states is not None
-    arguments: list[Any] = [None if a is None else a.tensor for a in axes]
-    arguments += pointers
-    arguments += (table.words, table.sequence, table.status, table.cu_seqlens)
-    arguments += (sizes.C, sizes.T, sizes.rows, table.n, table.n_words)
+    sizes = Sizes.of(states.tensor, dim)
+    arguments = [sizes.C, sizes.T, sizes.rows, table.n, table.n_words]
     for a in axes:
         arguments += (0, 0, 0) if a is None else a.strides
     constants: dict[str, Any] = {"DESCENDING": descending, "LOG": log_gates}
@@ -185,24 +235,45 @@ def _launch(
         for label, a in zip(_LABELS[name], axes, strict=True):
             constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and _same_phase(a, states, V)
         even = sizes.T % V == 0 and states.b % V == 0 and states.c % V == 0
-        constants |= {"R": config.rows, "N": config.groups, "V": V, "EVEN": even}
-        constants["STAGES"] = config.stages
+        constants |= {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages, "EVEN": even}
         constants["ONE_TILE"] = sizes.T + (0 if even else V - 1) <= config.groups * V
         constants["FLAT"] = all(a is None or a.b == sizes.C * a.c for a in axes)
         constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
-        grid = (-(-sizes.rows // config.rows),)
+        programs = -(-sizes.rows // config.rows)
     else:
         from scan.kernels import channels_last as kernels
 
         config = tuning.channels_last(sizes.T, sizes.C, itemsize, backward=name == "backward")
         constants |= {"BT": config.steps, "BC": config.channels}
-        grid = (sizes.B * -(-sizes.C // config.channels),)
+        programs = sizes.B * -(-sizes.C // config.channels)
     options = {"num_warps": config.num_warps, "enable_fp_fusion": True, "maxnreg": config.registers}
-    _run(getattr(kernels, name), grid, arguments, constants | options)
-    outputs = 2 if name == "forward" else 3
-    for a, t in zip(axes[outputs:], tensors[outputs:], strict=True):
-        if a is not None and t is not None and a.tensor is not t:
-            t.copy_(a.tensor)
+    return getattr(kernels, name), (programs, 1, 1), tuple(arguments), constants | options
+
+
+def _run(
+    key: Any,
+    kernel: Any,
+    grid: tuple[int, int, int],
+    pointers: tuple[Tensor | None, ...],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> None:
+    """Compiles and launches a kernel, and keeps the launch under `key` for the next call of its kind."""
+    try:
+        compiled = kernel[grid](*pointers, *arguments, **keywords)
+    except RuntimeError as error:
+        if "C compiler" not in str(error):
+            raise
+        raise RuntimeError(
+            "expected a C compiler for the first launch of a kernel, but Triton found none: install gcc, or name a "
+            "compiler in the environment variable CC."
+        ) from error
+    # The interpreter compiles nothing.
+    if key is not None and compiled is not None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        constants = kernel.arg_names[len(pointers) + len(arguments) :]
+        _plans[key] = Plan(compiled[grid], (*arguments, *(keywords[c] for c in constants)))
 
 
 def _triton_language() -> ModuleType:
@@ -217,18 +288,6 @@ def _triton_language() -> ModuleType:
     return triton.language
 
 
-def _run(kernel: Any, grid: tuple[int], arguments: list[Any], keywords: dict[str, Any]) -> None:
-    try:
-        kernel[grid](*arguments, **keywords)
-    except RuntimeError as error:
-        if "C compiler" not in str(error):
-            raise
-        raise RuntimeError(
-            "expected a C compiler for the first launch of a kernel, but Triton found none: install gcc, or name a "
-            "compiler in the environment variable CC."
-        ) from error
-
-
 _LABELS = {
     "forward": ("GATES", "TOKENS", "STATES"),
     "backward": ("GATES", "STATES", "D_STATES", "D_GATES", "D_TOKENS"),
@@ -240,30 +299,32 @@ def _same_phase(a: Axes, states: Axes, V: int) -> bool:
     return (a.b - states.b) % V == 0 and (a.c - states.c) % V == 0
 
 
-def _table(cu_seqlens: Tensor | None, T: int) -> Table:
-    if cu_seqlens is None:
-        return Table()
-    _triton_language()
-    from scan.kernels.packed_table import mark_sequences
-
+def _table(cu_seqlens: Tensor, T: int) -> Table:
     cu_seqlens = cu_seqlens.contiguous()
-    n = cu_seqlens.numel() - 1
+    n = cu_seqlens.shape[0] - 1
     # One zeroed buffer: the words of first steps, those of last steps, the status. Tiles read a little past the end.
     n_words = T // 32 + 3 + tuning.LARGEST_TILE // 32
     words = torch.zeros(2 * n_words + 1, dtype=torch.int32, device=cu_seqlens.device)
     sequence = torch.empty(max(T, 1), dtype=torch.int32, device=cu_seqlens.device)
     table = Table(words, sequence, words[2 * n_words :], cu_seqlens, n, n_words)
+    pointers = (cu_seqlens, words, sequence, table.status)
+    key = ("mark_sequences", T, *map(_described, pointers))
+    plan = _plans.get(key)
+    if plan is not None:
+        plan.runner(*pointers, *plan.arguments)
+        return table
+    _triton_language()
+    from scan.kernels.packed_table import mark_sequences
+
     block = 256
-    grid = (-(-(n + 1) // block),)
-    arguments = [cu_seqlens, words, sequence, table.status, n, T, n_words]
-    _run(mark_sequences, grid, arguments, {"BLOCK": block, "num_warps": 4})
+    _run(key, mark_sequences, (-(-(n + 1) // block), 1, 1), pointers, (n, T, n_words), {"BLOCK": block, "num_warps": 4})
     return table
 
 
 def _states_like(
     tokens: Tensor, dim: int, cu_seqlens: Tensor | None, dtype: torch.dtype, start: Tensor | None, table: Table
 ) -> Tensor:
-    """A state tensor that holds what an empty sequence leaves there: `start`, or zeros; NaN where offsets are invalid."""
+    """States as empty sequences leave them: `start`, or zeros; NaN where offsets are invalid."""
     shape = list(tokens.shape)
     del shape[dim]
     if cu_seqlens is not None:
@@ -280,7 +341,6 @@ def _accumulation(gates: Tensor, tokens: Tensor) -> torch.dtype:
     return torch.float64 if torch.float64 in (gates.dtype, tokens.dtype) else torch.float32
 
 
-def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    if tensor.is_cuda and torch.cuda.current_device() != tensor.device.index:
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
+def _is_elsewhere(tensor: Tensor) -> bool:
+    """Whether a tensor is on another GPU than the current one, where kernels would be launched."""
+    return tensor.is_cuda and torch.cuda.current_device() != tensor.device.index

@@ -339,8 +339,8 @@ def _gradients(ctx: Any, d_states: Tensor | None, d_final_state: Tensor | None) 
 
 def _no_second_derivative(ctx: Any, *_: Any) -> None:
     raise RuntimeError(
-        "expected an eager call for a second derivative, but the scan was traced by torch.compile or a tensor subclass: "
-        "differentiate twice outside the compiled function."
+        "expected an eager call for a second derivative, but the scan was traced by torch.compile or a tensor "
+        "subclass: differentiate twice outside the compiled function."
     )
 
 

@@ -105,7 +105,10 @@ def backward(
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
     BT: tl.constexpr, BC: tl.constexpr, DESCENDING: tl.constexpr, LOG: tl.constexpr, STATE: tl.constexpr,
 ):
-    """Gradients of `forward`, met in the opposite order: `d_x[t] = d_h[t] + g[t+1] * d_x[t+1]`, `d_g[t] = d_x[t] * h[t-1]`."""
+    """Gradients of `forward`, which it meets in the opposite order.
+
+    `d_x[t] = d_h[t] + g[t+1] * d_x[t+1]` and `d_g[t] = d_x[t] * h[t-1]`.
+    """
     PACKED: tl.constexpr = words_ptr is not None
     blocks = tl.cdiv(C, BC)
     b = (tl.program_id(0) // blocks).to(tl.int64)
@@ -133,7 +136,8 @@ def backward(
         mask = steps & channels
         d_x = tl.zeros([BT, BC], STATE)
         if d_states_ptr is not None:
-            d_x = tl.load(d_states_ptr + b * d_states_b + t * d_states_t + c * d_states_c, mask=mask, other=0.0).to(STATE)
+            offset = b * d_states_b + t * d_states_t + c * d_states_c
+            d_x = tl.load(d_states_ptr + offset, mask=mask, other=0.0).to(STATE)
         g = tl.load(gates_ptr + b * gates_b + met * gates_t + c * gates_c,
                     mask=(met >= 0) & (met < T) & mask, other=0.0 if LOG else 1.0).to(STATE)
         if LOG:
@@ -156,7 +160,8 @@ def backward(
             tl.store(d_tokens_ptr + offset, out.to(d_tokens_ptr.dtype.element_ty), mask=mask)
         own = tl.zeros([BT, BC], STATE)
         if LOG or d_initial_ptr is not None:
-            own = tl.load(gates_ptr + b * gates_b + t * gates_t + c * gates_c, mask=mask, other=0.0 if LOG else 1.0).to(STATE)
+            offset = b * gates_b + t * gates_t + c * gates_c
+            own = tl.load(gates_ptr + offset, mask=mask, other=0.0 if LOG else 1.0).to(STATE)
             if LOG:
                 own = tl.exp(own)
         if d_gates_ptr is not None:

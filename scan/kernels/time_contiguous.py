@@ -90,7 +90,8 @@ def load_gates(pointer, base, stride, position, end, edge, rows, V: tl.constexpr
 
 @triton.jit(
     do_not_specialize=[
-        "C", "T", "n_rows", "n_sequences", "n_words", "gates_b", "gates_c", "tokens_b", "tokens_c", "states_b", "states_c",
+        "C", "T", "n_rows", "n_sequences", "n_words",
+        "gates_b", "gates_c", "tokens_b", "tokens_c", "states_b", "states_c",
     ]
 )  # fmt: skip
 def forward(
@@ -144,7 +145,9 @@ def forward(
         if PACKED:
             first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), position, V, EVEN)
         g = load_gates(gates_ptr, gates_base, gates_t, position, T, edge, rows, V, GATES_VECTOR, DESCENDING, LOG, STATE)
-        x = load_columns(tokens_ptr, tokens_base, tokens_t, position, T, edge, rows, 0.0, V, TOKENS_VECTOR, DESCENDING, STATE)
+        x = load_columns(
+            tokens_ptr, tokens_base, tokens_t, position, T, edge, rows, 0.0, V, TOKENS_VECTOR, DESCENDING, STATE,
+        )
         gate = tl.full([R, N], 1.0, STATE)
         state = tl.zeros([R, N], STATE)
         first = ()
@@ -192,8 +195,8 @@ def forward(
 
 @triton.jit(
     do_not_specialize=[
-        "C", "T", "n_rows", "n_sequences", "n_words", "gates_b", "gates_c", "states_b", "states_c", "d_states_b", "d_states_c",
-        "d_gates_b", "d_gates_c", "d_tokens_b", "d_tokens_c",
+        "C", "T", "n_rows", "n_sequences", "n_words", "gates_b", "gates_c", "states_b", "states_c",
+        "d_states_b", "d_states_c", "d_gates_b", "d_gates_c", "d_tokens_b", "d_tokens_c",
     ]
 )  # fmt: skip
 def backward(
@@ -259,7 +262,10 @@ def backward(
             last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), position, V, EVEN)
         g = load_gates(gates_ptr, gates_base, gates_t, position, T, edge, rows, V, GATES_VECTOR, DESCENDING, LOG, STATE)
         if d_states_ptr is not None:
-            d = load_columns(d_states_ptr, d_states_base, d_states_t, position, T, edge, rows, 0.0, V, D_STATES_VECTOR, DESCENDING, STATE)
+            d = load_columns(
+                d_states_ptr, d_states_base, d_states_t, position, T, edge, rows, 0.0, V, D_STATES_VECTOR, DESCENDING,
+                STATE,
+            )
         else:
             d = ()
             for k in tl.static_range(V):
@@ -267,7 +273,9 @@ def backward(
         h = ()
         if d_gates_ptr is not None:
             # Beside its own states a group needs one of its neighbour, the state before its earliest step.
-            h = load_columns(states_ptr, states_base, states_t, position, T, edge, rows, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
+            h = load_columns(
+                states_ptr, states_base, states_t, position, T, edge, rows, 0.0, V, STATES_VECTOR, DESCENDING, STATE,
+            )
             neighbour = position + (-1 if DESCENDING else V)
             h_before = tl.load(states_ptr + states_base + neighbour.to(tl.int64) * states_t,
                                mask=rows & (neighbour >= 0) & (neighbour < T), other=0.0).to(STATE)
@@ -335,9 +343,14 @@ def backward(
                     s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
                     tl.store(d_initial_ptr + s * n_rows + row, d_tokens[k] * g[k], mask=last[k] & rows)
         if d_tokens_ptr is not None:
-            store_columns(d_tokens_ptr, d_tokens_base, d_tokens_t, position, T, edge, rows, d_tokens, V, D_TOKENS_VECTOR, DESCENDING)
+            store_columns(
+                d_tokens_ptr, d_tokens_base, d_tokens_t, position, T, edge, rows, d_tokens, V, D_TOKENS_VECTOR,
+                DESCENDING,
+            )
         if d_gates_ptr is not None:
-            store_columns(d_gates_ptr, d_gates_base, d_gates_t, position, T, edge, rows, d_gates, V, D_GATES_VECTOR, DESCENDING)
+            store_columns(
+                d_gates_ptr, d_gates_base, d_gates_t, position, T, edge, rows, d_gates, V, D_GATES_VECTOR, DESCENDING,
+            )
     if d_initial_ptr is not None:
         if not PACKED:
             tl.store(d_initial_ptr + row, carry, mask=rows)
