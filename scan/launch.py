@@ -246,7 +246,9 @@ def _configure(
         config = tuning.channels_last(sizes.T, sizes.C, itemsize, backward=name == "backward")
         constants |= {"BT": config.steps, "BC": config.channels}
         programs = sizes.B * -(-sizes.C // config.channels)
-    options = {"num_warps": config.num_warps, "enable_fp_fusion": True, "maxnreg": config.registers}
+    options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
+    if config.registers is not None and torch.version.hip is None:
+        options["maxnreg"] = config.registers
     return getattr(kernels, name), (programs, 1, 1), tuple(arguments), constants | options
 
 

@@ -124,15 +124,17 @@ class _Scan(torch.autograd.Function):
         ctx: Any, gates_t: Tensor | None, tokens_t: Tensor | None, initial_t: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor | None]:
         gates, states, initial_state, cu_seqlens = ctx.saved_tensors
-        # h' = g h'[t-1] + (x' + g' h[t-1]): the same recurrence with other tokens.
-        dtype = cpu.accumulation_dtype(gates.dtype, ctx.tokens_dtype)
-        source = torch.zeros_like(states, dtype=dtype) if tokens_t is None else tokens_t.to(dtype)
-        if gates_t is not None:
-            source = source + _gate_tangent(gates, gates_t, dtype, ctx.log_gates) * shift_states(
-                states, initial_state, cu_seqlens, ctx.dim, ctx.reverse
+        operands = (gates, states, initial_state, gates_t, tokens_t, initial_t)
+        if not torch._C._are_functorch_transforms_active():
+            return _tangents(ctx, cu_seqlens, *operands)
+        # PyTorch switches forward mode off in here, and with it that of the transforms outside this one, whose
+        # tangents would silently be those of a constant: switch it on again for operands without this level's own.
+        with torch.autograd.forward_ad._set_fwd_grad_enabled(True):
+            return _tangents(
+                ctx,
+                cu_seqlens,
+                *(None if t is None else torch.autograd.forward_ad.unpack_dual(t).primal for t in operands),
             )
-        states_t, final_t = scan(gates, source, initial_t, cu_seqlens, ctx.dim, ctx.reverse, ctx.log_gates)
-        return states_t.to(states.dtype), final_t if ctx.want_final else None
 
     @staticmethod
     def vmap(
@@ -160,6 +162,27 @@ class _Scan(torch.autograd.Function):
             initial_state = _batch_first(initial_state, in_dims[2], info.batch_size, int(packed))
         output = scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
         return output, (0, int(packed) if want_final else None)
+
+
+def _tangents(
+    ctx: Any,
+    cu_seqlens: Tensor | None,
+    gates: Tensor,
+    states: Tensor,
+    initial_state: Tensor | None,
+    gates_t: Tensor | None,
+    tokens_t: Tensor | None,
+    initial_t: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """`h' = g h'[t-1] + (x' + g' h[t-1])`: the same recurrence with other tokens."""
+    dtype = cpu.accumulation_dtype(gates.dtype, ctx.tokens_dtype)
+    source = torch.zeros_like(states, dtype=dtype) if tokens_t is None else tokens_t.to(dtype)
+    if gates_t is not None:
+        source = source + _gate_tangent(gates, gates_t, dtype, ctx.log_gates) * shift_states(
+            states, initial_state, cu_seqlens, ctx.dim, ctx.reverse
+        )
+    states_t, final_t = scan(gates, source, initial_t, cu_seqlens, ctx.dim, ctx.reverse, ctx.log_gates)
+    return states_t.to(states.dtype), final_t if ctx.want_final else None
 
 
 def _batch_first(tensor: Tensor, batch_dim: int | None, size: int, to: int) -> Tensor:
