@@ -237,7 +237,7 @@ def _configure(
         even = sizes.T % V == 0 and states.b % V == 0 and states.c % V == 0
         constants |= {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages, "EVEN": even}
         constants["ONE_TILE"] = sizes.T + (0 if even else V - 1) <= config.groups * V
-        constants["FLAT"] = all(a is None or a.b == sizes.C * a.c for a in axes)
+        constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
         constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
         programs = -(-sizes.rows // config.rows)
     else:
