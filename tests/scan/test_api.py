@@ -95,7 +95,10 @@ def _branches(case: Case, device: torch.device) -> tuple[list[Tensor], list[Tens
     return branches[0], branches[1]
 
 
-@pytest.mark.parametrize("case", grid(T=(11,), rows=((2, 3),), lengths=(None, (4, 0, 5)), dim=(-1, -2), initial=(True,), log=(False, True)), ids=str)  # fmt: skip
+BRANCHES = grid(T=(11,), rows=((2, 3),), lengths=(None, (4, 0, 5)), dim=(-1, -2), initial=(True,), log=(False, True))
+
+
+@pytest.mark.parametrize("case", BRANCHES, ids=str)
 @pytest.mark.parametrize("reduce", [None, "sum", "cat"])
 def test_bidirectional(case: Case, reduce: str | None, device: torch.device) -> None:
     cu_seqlens = None if case.lengths is None else torch.tensor(case.offsets, device=device)
@@ -178,7 +181,9 @@ def test_packing_is_scanning_each(lengths: list[int], dim: int, reverse: bool, d
         torch.testing.assert_close(final[n], alone.final_state, rtol=2e-6, atol=2e-6)
 
 
-@hypothesis.given(before=st.integers(0, 60), after=st.integers(1, 60), dim=st.sampled_from((-1, -2)), reverse=st.booleans())  # fmt: skip
+@hypothesis.given(
+    before=st.integers(0, 60), after=st.integers(1, 60), dim=st.sampled_from((-1, -2)), reverse=st.booleans()
+)
 @hypothesis.settings(max_examples=12)
 def test_splitting_and_passing_the_state_on(
     before: int, after: int, dim: int, reverse: bool, device: torch.device

@@ -1,0 +1,131 @@
+"""Kernels compiled ahead of time, exactly as `scan.launch` would launch them, and what their machine code holds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+TARGETS = {
+    "sm_80": ("cuda", 80, 32), "sm_86": ("cuda", 86, 32), "sm_89": ("cuda", 89, 32), "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64),
+}  # fmt: skip
+
+
+class Code(NamedTuple):
+    """What a compiled kernel holds."""
+
+    name: str
+    text: str  # PTX, or AMD's assembly
+    registers: int
+    spilled: int  # bytes of stack and local memory; on AMD registers
+    warps: int
+    amd: bool
+
+    def count(self, pattern: str) -> int:
+        return len(re.findall(pattern, self.text))
+
+    @property
+    def wide_loads(self) -> int:
+        """Loads of 16 bytes, into registers or into shared memory."""
+        if self.amd:
+            return self.count(r"(global|buffer)_load_dwordx4")
+        return self.count(r"ld\.global[.\w:]*\.v4|cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], 0x10")
+
+    @property
+    def wide_stores(self) -> int:
+        return self.count(r"(global|buffer)_store_dwordx4" if self.amd else r"st\.global[.\w:]*\.v4")
+
+    @property
+    def loads(self) -> int:
+        return self.count(r"(global|buffer)_load" if self.amd else r"ld\.global|cp\.async\.c[ag]")
+
+    @property
+    def stores(self) -> int:
+        return self.count(r"(global|buffer)_store" if self.amd else r"st\.global")
+
+    @property
+    def shuffles(self) -> int:
+        return self.count(r"ds_bpermute|ds_swizzle|_dpp|permlane" if self.amd else r"shfl\.sync")
+
+    @property
+    def barriers(self) -> int:
+        return self.count(r"s_barrier" if self.amd else r"bar\.sync|barrier\.sync")
+
+
+class _Driver:
+    """Stands in for a GPU that is not there: says for what to compile."""
+
+    def __init__(self, number: int, target: tuple[Any, ...]) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.number, self.target = number, GPUTarget(*target)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        # Kernels are kept by device: far from the number of any real one.
+        return self.number
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def compiling(target: str) -> Iterator[list[Any]]:
+    """Kernel launches compile for the target instead, and are listed as Triton's compiled kernels."""
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    launched: list[Any] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
+        launched.append(run(self, *arguments, grid=grid, warmup=True, **keywords))
+
+    before = driver._active
+    driver.set_active(_Driver(1000 + list(TARGETS).index(target), TARGETS[target]))
+    JITFunction.run = compile_only
+    try:
+        yield launched
+    finally:
+        JITFunction.run = run
+        driver._active = before
+
+
+def code_of(target: str, call: Callable[[], object]) -> list[Code]:
+    """The code of every kernel that `call` would launch."""
+    with compiling(target) as kernels:
+        call()
+    return [_code(kernel) for kernel in kernels]
+
+
+def _code(kernel: Any) -> Code:
+    name, warps = kernel.metadata.name, kernel.metadata.num_warps
+    if "ptx" not in kernel.asm:
+        text = kernel.asm["amdgcn"]
+        (registers,) = re.findall(r"\.vgpr_count: +(\d+)", text)
+        spilled = sum(int(n) for n in re.findall(r"\.[sv]gpr_spill_count: +(\d+)", text))
+        return Code(name, text, int(registers), spilled, warps, True)
+    usage = _resources(kernel.asm["cubin"])
+    return Code(name, kernel.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], warps, False)
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """Registers, stack and local memory, from NVIDIA's tool in Triton's wheel."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", listing)}

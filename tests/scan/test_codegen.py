@@ -1,0 +1,155 @@
+"""What the compiler makes of the kernels, for GPUs that need not be there: wide accesses, few shuffles, no spills.
+
+Each kernel is compiled through `scan.launch`, with the configurations, constants and alignments of a real launch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from scan import launch, tuning
+from tests.scan.cases import NAMES
+from tests.scan.compiled import TARGETS, Code, code_of
+
+pytestmark = pytest.mark.codegen
+
+# A scan of pairs (gate, state) that also yields the prefix before each pair combines 4 values; within a warp of 32 it
+# takes 5 rounds, so 20 shuffles for each pair that a thread holds. Another 8 bring what lies across warps or across the
+# pairs of a thread. The state after the tile comes out of one sum over a warp: 5 rounds, and 3 to spread it.
+SHUFFLES_A_PAIR, SHUFFLES_A_TILE = 28, 8
+# The parts of a scan in different warps meet twice in shared memory, the carry once more, and a pipeline of loads waits
+# before and after each tile; each meeting is one barrier to write and one to read.
+BARRIERS = 12
+# More than these and fewer than 8 warps fit on a quarter of a multiprocessor.
+REGISTERS, REGISTERS_PACKED = 128, 255
+
+
+class Kernel(NamedTuple):
+    """One launch: `[4, 2, T]` or, with `dim=-2`, `[4, T, 64]`."""
+
+    name: str
+    T: int
+    dtype: torch.dtype
+    dim: int = -1
+    packed: bool = False
+    reverse: bool = False
+    final: bool = False
+
+    def __str__(self) -> str:
+        words = [self.name, NAMES[self.dtype], f"T{self.T}", "last" if self.dim == -2 else "first"]
+        return "-".join(words + [word for word in ("packed", "reverse", "final") if getattr(self, word)])
+
+    def launch(self) -> None:
+        x = torch.zeros((4, 2, self.T) if self.dim == -1 else (4, self.T, 64), dtype=self.dtype)
+        cu_seqlens = torch.tensor([0, self.T // 2, self.T], dtype=torch.int32) if self.packed else None
+        if self.name == "forward":
+            launch.forward(x, x, None, cu_seqlens, self.dim, self.reverse, False, self.final)
+        else:
+            needs = (True, True, False)
+            launch.backward(x, x, None, cu_seqlens, x, None, self.dtype, self.dim, self.reverse, False, needs)
+
+    def code(self, target: str) -> Code:
+        return code_of(target, self.launch)[-1]
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that a thread of the time-contiguous kernels holds."""
+        config = self.config
+        return max(1, config.rows * config.groups // (32 * config.num_warps))
+
+    @property
+    def config(self) -> tuning.TimeContiguous:
+        backward = self.name == "backward"
+        return tuning.time_contiguous(self.T, self.dtype.itemsize, backward=backward, packed=self.packed)
+
+
+KERNELS, DTYPES = ("forward", "backward"), (torch.float32, torch.bfloat16)
+
+
+def _kernels(T: tuple[int, ...], **fixed: bool) -> list[Kernel]:
+    return [Kernel(*axes, **fixed) for axes in itertools.product(KERNELS, T, DTYPES)]
+
+
+def _everywhere(kernels: list[Kernel], targets: tuple[str, ...] = tuple(TARGETS)) -> Callable[..., None]:
+    every = [pytest.param(t, k, id=f"{t}-{k}") for t in targets for k in kernels]
+    return pytest.mark.parametrize(("target", "kernel"), every)
+
+
+# Every configuration on one target, some on all.
+ONE = _kernels((128, 127, 255, 256, 511, 512, 1023, 1024, 2047, 2048, 8191, 8192, 65_536))
+FEW = _kernels((256, 4097, 65_536))
+PACKED = _kernels((512, 4096), packed=True)
+
+
+@pytest.mark.parametrize(("target", "kernel"), [pytest.param("sm_90", k, id=f"sm_90-{k}") for k in ONE] + [
+    pytest.param(t, k, id=f"{t}-{k}") for t in TARGETS if t != "sm_90" for k in FEW + PACKED[-4:]
+] + [pytest.param("sm_90", k, id=f"sm_90-{k}") for k in PACKED])  # fmt: skip
+def test_time_contiguous(target: str, kernel: Kernel) -> None:
+    code = kernel.code(target)
+    assert code.name == kernel.name and code.warps == kernel.config.num_warps
+    inputs, outputs = (2, 1) if kernel.name == "forward" else (3, 2)
+    # Whole groups of every tensor move 16 bytes at a time.
+    assert code.wide_loads >= inputs * kernel.pairs
+    assert code.wide_stores >= outputs * kernel.pairs
+    assert code.spilled == 0
+    assert code.registers <= (REGISTERS_PACKED if kernel.packed else REGISTERS) * (2 if target == "gfx942" else 1)
+    assert code.shuffles <= SHUFFLES_A_PAIR * kernel.pairs + SHUFFLES_A_TILE
+    assert code.barriers <= (0 if code.warps == 1 and kernel.config.stages == 1 else BARRIERS)
+    assert code.count(r"\.f64") == 0
+    if kernel.T % kernel.config.width == 0 and not kernel.packed and kernel.config.stages == 1:
+        # Even rows have no element that moves alone, but for the one before each group that backward needs.
+        alone = kernel.pairs if kernel.name == "backward" else 0
+        assert code.loads == code.wide_loads + alone and code.stores == code.wide_stores
+
+
+@pytest.mark.parametrize("kernel", [k for k in FEW + PACKED if k.T < 65_536], ids=str)
+def test_descending_shuffles_no_more_than_ascending(kernel: Kernel) -> None:
+    ahead, back = kernel.code("sm_90"), kernel._replace(reverse=True).code("sm_90")
+    assert back.shuffles == ahead.shuffles and back.barriers == ahead.barriers
+    assert (back.wide_loads, back.wide_stores) == (ahead.wide_loads, ahead.wide_stores)
+
+
+@pytest.mark.parametrize("kernel", [k for k in ONE + PACKED if k.name == "forward"], ids=str)
+def test_final_state_costs_no_memory_of_its_own(kernel: Kernel) -> None:
+    with_final = kernel._replace(final=True).code("sm_90")
+    assert with_final.spilled == 0
+    assert with_final.barriers <= BARRIERS
+
+
+@pytest.mark.parametrize(
+    ("target", "kernel"),
+    [
+        pytest.param(t, Kernel(name, T, dtype, -2, packed), id=f"{t}-{Kernel(name, T, dtype, -2, packed)}")
+        for t in TARGETS
+        for name, T, dtype, packed in itertools.product(KERNELS, (512,), DTYPES, (False, True))
+    ],
+)
+def test_channels_last(target: str, kernel: Kernel) -> None:
+    code = kernel.code(target)
+    assert code.name == kernel.name
+    assert code.spilled == 0
+    assert code.registers <= 255
+    assert code.count(r"\.f64") == 0
+
+
+def test_a_spill_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 16 rows of 128 groups in one warp: 64 pairs a thread cannot all stay in registers.
+    monkeypatch.setattr(tuning, "time_contiguous", lambda *_, **__: tuning.TimeContiguous(16, 128, 4, 1))
+    assert Kernel("backward", 512, torch.float32).code("sm_90").spilled > 0
+
+
+def test_narrow_access_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "time_contiguous", lambda *_, **__: tuning.TimeContiguous(1, 128, 2, 4))
+    code = Kernel("forward", 512, torch.float32).code("sm_90")
+    assert code.wide_loads == code.wide_stores == 0 and code.loads > 0 and code.stores > 0
+
+
+def test_table_of_a_packed_batch() -> None:
+    table, scan = code_of("sm_90", Kernel("forward", 512, torch.float32, packed=True).launch)
+    assert (table.name, scan.name) == ("mark_sequences", "forward")
+    assert table.spilled == 0

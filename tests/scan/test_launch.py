@@ -1,0 +1,318 @@
+"""How launches are put together: addresses, kept plans, configurations; and what only a GPU can show of them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+from torch import Tensor
+
+from scan import launch, linear_scan, tuning
+from tests.scan.budget import assert_within, expected
+from tests.scan.cases import Case, Inputs, bits, draw, grid, laid_out
+from tests.scan.runs import run
+
+BOTH = {"dim": (-1, -2), "lengths": (None, (9, 0, 20))}
+
+
+@st.composite
+def views(draw: st.DrawFn) -> Tensor:
+    """Tensors of up to five axes, permuted, cut and expanded."""
+    shape = draw(st.lists(st.integers(1, 3), min_size=2, max_size=5))
+    tensor = torch.arange(4.0 ** len(shape)).view([4] * len(shape))
+    tensor = tensor[tuple(slice(0, size) for size in shape)]
+    tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
+    if draw(st.booleans()):
+        tensor = tensor.contiguous()
+    if draw(st.booleans()):
+        axis = draw(st.integers(0, tensor.ndim - 1))
+        tensor = tensor.narrow(axis, 0, 1).expand_as(tensor)
+    return tensor
+
+
+@hypothesis.given(tensor=views(), dim=st.sampled_from((-1, -2)))
+@hypothesis.settings(max_examples=200)
+def test_addresses_reach_every_element(tensor: Tensor, dim: int) -> None:
+    axes, sizes = launch.Axes.of(tensor, dim), launch.Sizes.of(tensor, dim)
+    assert axes.tensor is tensor or not tensor.is_contiguous()
+    flat = axes.tensor.as_strided((sizes.B, sizes.C, sizes.T), (axes.b, axes.c, axes.t), axes.tensor.storage_offset())
+    wanted = tensor if dim == -1 else tensor.transpose(-1, -2)
+    assert torch.equal(flat, wanted.reshape(sizes.B, sizes.C, sizes.T))
+
+
+def test_foldable_axes_are_never_copied() -> None:
+    x = torch.rand(2, 3, 4, 5)
+    for view in (
+        x,
+        x.transpose(-1, -2),
+        x[0],
+        x[:, 1],
+        x[..., :2],
+        x.flatten(0, 1).transpose(0, 1),
+        x[0, 0],
+        x[0, 0, 0],
+    ):
+        assert launch.Axes.of(view, -1).tensor is view
+    crossed = x.transpose(0, 1)
+    assert launch.Axes.of(crossed, -1).tensor is not crossed
+
+
+class _Compiled:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *arguments: self.calls.append((grid, arguments))
+
+
+class _Kernel:
+    """Stands in for a jit function; keeps what a launch binds."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.arg_names = kernel.arg_names
+        self.bound: list[tuple[Any, dict[str, Any]]] = []
+        self.compiled: list[_Compiled] = []
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        def launch_once(*arguments: Any, **keywords: Any) -> _Compiled:
+            given = dict(zip(self.arg_names, arguments, strict=False)) | keywords
+            self.bound.append((grid, {name: given[name] for name in self.arg_names}))
+            self.compiled.append(_Compiled())
+            return self.compiled[-1]
+
+        return launch_once
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Kernel]:
+    from scan.kernels import channels_last, packed_table, time_contiguous
+
+    monkeypatch.setattr(launch, "_plans", {})
+    stand_ins = {}
+    for module, names in (
+        (time_contiguous, ("forward", "backward")),
+        (channels_last, ("forward", "backward")),
+        (packed_table, ("mark_sequences",)),
+    ):
+        for name in names:
+            stand_ins[f"{module.__name__.split('.')[-1]}.{name}"] = stand_in = _Kernel(getattr(module, name))
+            monkeypatch.setattr(module, name, stand_in)
+    return stand_ins
+
+
+def _launches(case: Case, inputs: Inputs, needs: tuple[bool, bool, bool] = (True, True, True)) -> None:
+    i = inputs
+    states, _ = launch.forward(i.gates, i.tokens, i.initial_state, i.cu_seqlens, case.dim, case.reverse, case.log, True)
+    launch.backward(
+        i.gates, states, i.initial_state, i.cu_seqlens, i.d_states, i.d_final_state, case.dtype,
+        case.dim, case.reverse, case.log, needs,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", grid(T=(32,), initial=(False, True), upstream=("both", "final"), **BOTH), ids=str)
+def test_a_kept_launch_passes_what_the_first_one_bound(case: Case, kernels: dict[str, _Kernel]) -> None:
+    inputs = draw(case)
+    _launches(case, inputs)
+    _launches(case, inputs)
+    used = {name: k for name, k in kernels.items() if k.bound}
+    layout = "time_contiguous" if case.dim == -1 else "channels_last"
+    table = ["packed_table.mark_sequences"] if case.lengths is not None else []
+    assert sorted(used) == sorted([f"{layout}.forward", f"{layout}.backward", *table])
+    for name, kernel in used.items():
+        # One binding; packing makes the table once for each direction.
+        ((bound_grid, bound),) = kernel.bound
+        again = kernel.compiled[0].calls
+        assert len(again) == (3 if "mark" in name else 1)
+        for called_grid, arguments in again:
+            assert called_grid == bound_grid
+            for argument, wanted in zip(arguments, bound.values(), strict=True):
+                assert type(argument) is type(wanted)
+                assert isinstance(argument, Tensor) or argument == wanted
+
+
+def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, _Kernel]) -> None:
+    base = Case(32, initial=True)
+    variants = [
+        (base, {}), (base, {"tokens_layout": "offset"}), (base, {"gates_layout": "swapped"}),
+        (base, {"gates_layout": "expanded"}), (base, {"upstream_layout": "offset"}), (base, {"upstream": "states"}),
+        (base, {"upstream": "final"}), (base, {"initial": False}), (base, {"dtype": torch.float16}),
+        (base, {"gates_dtype": torch.float64}), (base, {"reverse": True}), (base, {"log": True}), (base, {"T": 36}),
+        (base, {"rows": (4,)}), (base, {"rows": (1, 3)}),
+    ]  # fmt: skip
+    forward, backward = kernels["time_contiguous.forward"], kernels["time_contiguous.backward"]
+    cases = [Case(**{**vars(case), **change}) for case, change in variants]
+    for _ in range(2):
+        for case in cases:
+            _launches(case, draw(case))
+    # Forward knows nothing of three upstream gradients, backward nothing of where the tokens lie.
+    assert (len(forward.bound), len(backward.bound)) == (len(cases) - 3, len(cases) - 1)
+    _launches(base, draw(base), (True, False, True))
+    assert len(backward.bound) == len(cases)
+
+
+def test_the_plans_kept_are_bounded(kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_MOST_PLANS", 3)
+    for T in range(1, 9):
+        _launches(Case(T), draw(Case(T)))
+        assert 0 < len(launch._plans) <= 3
+
+
+@hypothesis.given(
+    T=st.integers(1, 2**33), C=st.integers(1, 2**20), itemsize=st.sampled_from((2, 4, 8)),
+    backward=st.booleans(), packed=st.booleans(),
+)  # fmt: skip
+@hypothesis.settings(max_examples=300)
+def test_configurations_are_sound(T: int, C: int, itemsize: int, backward: bool, packed: bool) -> None:
+    rows = tuning.time_contiguous(T, itemsize, backward=backward, packed=packed)
+    assert rows == tuning.time_contiguous(T, itemsize, backward=backward, packed=packed)
+    assert rows.width * itemsize == 16 and rows.groups * rows.width <= tuning.LARGEST_TILE
+    columns = tuning.channels_last(T, C, itemsize, backward=backward)
+    for entry in (rows.rows, rows.groups, rows.num_warps, columns.steps, columns.channels, columns.num_warps):
+        assert entry > 0 and entry & (entry - 1) == 0, "blocks and warps are powers of two"
+    assert rows.num_warps <= 32 and columns.num_warps <= 32
+
+
+# What only a GPU shows.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", grid(T=(64,), initial=(True,), **BOTH), ids=str)
+def test_kept_launches_are_right(case: Case, device: torch.device) -> None:
+    for layout in ("dense", "offset", "dense", "swapped", "gaps", "dense"):
+        for change in ({}, {"dtype": torch.bfloat16}, {"upstream": "final"}, {"initial": False}):
+            varied = Case(**{**vars(case), "gates_layout": layout, "tokens_layout": layout, **change})
+            inputs = draw(varied, device)
+            assert_within(run(varied, inputs), expected(varied, inputs))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", grid(T=(1000,), rows=((8, 64),), **BOTH), ids=str)
+def test_another_stream(case: Case, device: torch.device) -> None:
+    inputs = draw(case, device)
+    wanted = run(case, inputs)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        # Whatever ran on the default stream would read these before they are there.
+        late = Inputs(**{k: None if t is None else t.clone() for k, t in vars(inputs).items()})
+        got = run(case, late)
+    torch.cuda.current_stream().wait_stream(stream)
+    for name, tensor in wanted.items():
+        result = got[name]
+        assert tensor is not None and result is not None and torch.equal(bits(result), bits(tensor))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", grid(T=(100,), initial=(True,), **BOTH), ids=str)
+def test_graph_capture_and_replay(case: Case, device: torch.device) -> None:
+    inputs = draw(case, device)
+    leaves = [t.requires_grad_() for t in (inputs.gates, inputs.tokens, inputs.initial_state) if t is not None]
+
+    def step() -> tuple[Tensor, ...]:
+        output = linear_scan(*leaves, cu_seqlens=inputs.cu_seqlens, **case.keywords)
+        return (*output, *torch.autograd.grad(output, leaves, (inputs.d_states, inputs.d_final_state)))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for round_ in range(3):
+        with torch.no_grad():
+            for leaf in leaves:
+                leaf.mul_(-0.9)
+            if inputs.cu_seqlens is not None:
+                inputs.cu_seqlens.copy_(torch.tensor([0, round_, 4 * round_, 30 + round_], device=device))
+        graph.replay()
+        for a, b in zip(captured, step(), strict=True):
+            assert torch.equal(bits(a), bits(b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", grid(T=(100,), initial=(True,), **BOTH), ids=str)
+def test_nothing_waits_for_the_gpu(case: Case, device: torch.device) -> None:
+    inputs = draw(case, device)
+    invalid = torch.tensor([0, 7, 3, 10], dtype=torch.int32, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outputs = run(case, inputs)
+        if case.lengths is not None:
+            inputs.cu_seqlens = invalid
+            outputs = run(case, inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    if case.lengths is not None:
+        assert all(o is not None and o.isnan().all() for o in outputs.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", grid(T=(100,), initial=(True,), **BOTH), ids=str)
+def test_another_device_than_the_current_one(case: Case) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    second = torch.device("cuda", 1)
+    inputs = draw(case, second)
+    assert torch.cuda.current_device() == 0
+    outputs = run(case, inputs)
+    assert torch.cuda.current_device() == 0 and all(o is None or o.device == second for o in outputs.values())
+    assert_within(outputs, expected(case, inputs))
+    # The same launch on the other device must not take the plan of this one.
+    first = torch.device("cuda", 0)
+    moved = Inputs(**{k: None if t is None else t.to(first) for k, t in vars(inputs).items()})
+    assert_within(run(case, moved), expected(case, moved))
+
+
+@pytest.mark.gpu
+def test_layers_on_two_devices() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    gates = torch.rand(2, 50, device="cuda:0", requires_grad=True)
+    first = linear_scan(gates, gates).states
+    second = linear_scan(first.to("cuda:1"), first.to("cuda:1")).states
+    second.sum().backward()
+    again = gates.detach().clone().requires_grad_()
+    inner = linear_scan(again, again).states
+    linear_scan(inner, inner).states.sum().backward()
+    assert gates.grad is not None and again.grad is not None
+    torch.testing.assert_close(gates.grad, again.grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_peak_memory(dim: int, device: torch.device) -> None:
+    shape = (8, 512, 4096) if dim == -1 else (8, 4096, 512)
+    gates, tokens = (torch.rand(shape, device=device, requires_grad=True) for _ in range(2))
+    size = gates.numel() * 4
+    for upstream, tensors in ((torch.rand(shape, device=device), 6), (torch.ones((), device=device).expand(shape), 5)):
+        gates.grad = tokens.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        linear_scan(gates, tokens, dim=dim).states.backward(upstream)
+        # Gates, tokens, states, two gradients, and the incoming one where it is not expanded.
+        assert torch.cuda.max_memory_allocated() <= 1.01 * tensors * size + 2**20
+        del upstream
+
+
+@pytest.mark.gpu
+def test_no_gradient_of_the_gates_is_computed_where_none_is_asked_for(device: torch.device) -> None:
+    gates, tokens = (torch.rand(8, 64, 512, device=device) for _ in range(2))
+    tokens.requires_grad_()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    linear_scan(gates, tokens).states.backward(gates)
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * 2 * gates.numel() * 4 + 2**20
+
+
+def test_layouts_for_launches_differ_in_address() -> None:
+    # The tests of kept launches rest on this.
+    dense, moved = torch.rand(3, 32), laid_out(torch.rand(3, 32), "offset")
+    assert dense.data_ptr() % 16 == 0 and moved.data_ptr() % 16 == 4
+    assert list(itertools.islice(dense.stride(), 2)) == list(moved.stride())
