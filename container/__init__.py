@@ -1,0 +1,1 @@
+"""What the image does when it is started; `python -m container`."""
