@@ -42,9 +42,9 @@ def linear_scan(
     Differentiable in gates, tokens and initial_state, and through final_state, to any order in eager mode, once under
     torch.compile. The state is carried in float32 (float64 where an input is float64, complex where one is complex)
     whatever the input dtypes, and rounded once to the dtype of `tokens`. Every gradient has its input's dtype. Inputs
-    are never modified. CUDA tensors run Triton kernels, CPU tensors plain PyTorch. The kernels multiply gates of up to some
-    thousand neighbouring steps before they meet a state: where such a product overflows (gates above 1 over hundreds of
-    steps), states are infinite or NaN even if the recurrence would stay finite.
+    are never modified. CUDA tensors run Triton kernels, CPU tensors plain PyTorch. The kernels multiply gates of up to
+    some thousand neighbouring steps before they meet a state: where such a product overflows (gates above 1 over
+    hundreds of steps), states are infinite or NaN even if the recurrence would stay finite.
 
     Packed sequences (`cu_seqlens`) are scanned independently, every row alike. Positions past the last offset are
     allowed and hold zero states and zero gradients. On CUDA the offsets are not read on the host: where they are

@@ -217,39 +217,39 @@ def _configure(
 ) -> tuple[Any, tuple[int, int, int], tuple[Any, ...], dict[str, Any]]:
     """The kernel for the layout that the states have, its grid, and its arguments after the tensors."""
     tl = _triton_language()
+    from scan.kernels import grouped
+
     states = axes[2 if name == "forward" else 1]
     assert states is not None
     sizes = Sizes.of(states.tensor, dim)
     arguments = [sizes.C, sizes.T, sizes.rows, table.n, table.n_words]
     for a in axes:
         arguments += (0, 0, 0) if a is None else a.strides
-    constants: dict[str, Any] = {"DESCENDING": descending, "LOG": log_gates}
-    constants["STATE"] = tl.float64 if accumulate == torch.float64 else tl.float32
+    channels_last = states.t != 1 and states.c == 1
     itemsize = states.tensor.element_size()
-    if states.t == 1 or states.c != 1:
-        from scan.kernels import time_contiguous as kernels
-
-        packed = table.words is not None
-        config = tuning.time_contiguous(sizes.T, itemsize, backward=name == "backward", packed=packed)
-        V = config.width
-        for label, a in zip(_LABELS[name], axes, strict=True):
-            constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and _same_phase(a, states, V)
-        even = sizes.T % V == 0 and states.b % V == 0 and states.c % V == 0
-        constants |= {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages, "EVEN": even}
-        constants["ONE_TILE"] = sizes.T + (0 if even else V - 1) <= config.groups * V
-        constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
-        constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
-        programs = -(-sizes.rows // config.rows)
+    direction = {"backward": name == "backward"}
+    if channels_last:
+        config = tuning.channels_last(sizes.T, sizes.C, itemsize, **direction)
+        programs = sizes.B * -(-sizes.C // config.rows)
     else:
-        from scan.kernels import channels_last as kernels
-
-        config = tuning.channels_last(sizes.T, sizes.C, itemsize, backward=name == "backward")
-        constants |= {"BT": config.steps, "BC": config.channels}
-        programs = sizes.B * -(-sizes.C // config.channels)
+        config = tuning.time_contiguous(sizes.T, itemsize, packed=table.words is not None, **direction)
+        programs = -(-sizes.rows // config.rows)
+    V = config.width
+    constants: dict[str, Any] = {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages}
+    for label, a in zip(_LABELS[name], axes, strict=True):
+        vector = a is not None and (a.c == 1 if channels_last else a.t == 1 and _same_phase(a, states, V))
+        constants[f"{label}_VECTOR"] = vector
+    even = channels_last or (sizes.T % V == 0 and states.b % V == 0 and states.c % V == 0)
+    constants |= {"DESCENDING": descending, "LOG": log_gates, "CHANNELS_LAST": channels_last, "EVEN": even}
+    constants["EVEN_ROWS"] = (sizes.C if channels_last else sizes.rows) % config.rows == 0
+    constants["ONE_TILE"] = sizes.T + (0 if even else V - 1) <= config.groups * V
+    constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
+    constants["STATE"] = tl.float64 if accumulate == torch.float64 else tl.float32
+    constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
     options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
     if config.registers is not None and torch.version.hip is None:
         options["maxnreg"] = config.registers
-    return getattr(kernels, name), (programs, 1, 1), tuple(arguments), constants | options
+    return getattr(grouped, name), (programs, 1, 1), tuple(arguments), constants | options
 
 
 def _run(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 LARGEST_TILE = 8192
 
 
-class TimeContiguous(NamedTuple):
+class Tile(NamedTuple):
     """A tile of `rows` rows, each of `groups` groups of `width` neighbouring steps."""
 
     rows: int
@@ -20,15 +20,6 @@ class TimeContiguous(NamedTuple):
     width: int
     num_warps: int
     stages: int = 1
-    registers: int | None = None
-
-
-class ChannelsLast(NamedTuple):
-    """A tile of `steps` steps of `channels` neighbouring channels."""
-
-    steps: int
-    channels: int
-    num_warps: int
     registers: int | None = None
 
 
@@ -50,7 +41,7 @@ _PACKED_FORWARD = {4: (1, 64, 1, 3), 2: (1, 64, 1, 3)}
 _PACKED_BACKWARD = {4: (1, 128, 1, 2), 2: (1, 128, 1, 3)}
 
 
-def time_contiguous(T: int, itemsize: int, *, backward: bool, packed: bool = False) -> TimeContiguous:
+def time_contiguous(T: int, itemsize: int, *, backward: bool, packed: bool = False) -> Tile:
     """Configuration for rows of T contiguous steps of `itemsize` bytes; packed rows hold several sequences."""
     width = max(1, 16 // itemsize)
     nearest = 2 if itemsize == 2 else 4
@@ -59,10 +50,11 @@ def time_contiguous(T: int, itemsize: int, *, backward: bool, packed: bool = Fal
     else:
         table = (_BACKWARD if backward else _FORWARD)[nearest]
         rows, groups, num_warps, stages = next(entry for longest, entry in table if longest is None or longest >= T)
-    return TimeContiguous(rows, groups, width, num_warps, stages)
+    return Tile(rows, groups, width, num_warps, stages)
 
 
-def channels_last(T: int, C: int, itemsize: int, *, backward: bool) -> ChannelsLast:
+def channels_last(T: int, C: int, itemsize: int, *, backward: bool) -> Tile:
     """Configuration for T steps of C contiguous channels of `itemsize` bytes."""
-    steps = min(64, max(2, 1 << max(T - 1, 0).bit_length()))
-    return ChannelsLast(steps, 32, 4)
+    rows = 32 if itemsize >= 4 else 64
+    groups = min(32, max(2, 1 << max(-(-T // 4) - 1, 0).bit_length()))
+    return Tile(rows, groups, 4, 8 if groups >= 16 else 4)

@@ -1,14 +1,18 @@
-"""Scans along a contiguous time axis: forward, and backward fused with the gate gradient.
+"""The scan: forward, and backward fused with the gate gradient, for both memory layouts.
 
 A program owns R rows and walks them tile by tile. A tile is N groups of V neighbouring steps. A thread holds whole
-groups, so that loads are 16 bytes wide, the recurrence inside a group runs in registers, and only one pair a group
-takes part in the parallel scan (Blelloch 1990, section 1.4: a recurrence is a scan of its coefficient pairs).
+groups, so that the recurrence inside a group runs in registers and only one pair a group takes part in the parallel
+scan (Blelloch 1990, section 1.4: a recurrence is a scan of its coefficient pairs).
+
+Where time is contiguous, a group is one vector of 16 bytes. Where channels are (CHANNELS_LAST), the R rows are
+neighbouring channels of one batch entry, and a vector holds one step of several of them.
 
 Scan order is the order in which a kernel meets the steps: ascending time, or descending where DESCENDING. Groups are
 numbered and columns named in scan order, so that a descending scan loads and shuffles no more than an ascending one.
 
 Packed sequences are one line with resets. A reset selects; a gate of zero would not do, since 0 * Inf is NaN.
-Both kernels use a grid of `cdiv(n_rows, R)` programs. State tensors (`initial`, `final`) are contiguous `[N, n_rows]`,
+Grid: `cdiv(n_rows, R)` programs, or `B * cdiv(C, R)` where CHANNELS_LAST. State tensors (`initial`,
+`final`) are contiguous `[N, n_rows]`,
 N = 1 where nothing is packed.
 """
 
@@ -66,12 +70,34 @@ def leave_tile(value, left, V: tl.constexpr, DESCENDING: tl.constexpr):
 
 
 @triton.jit
-def row_offset(row, C, b, c, FLAT: tl.constexpr):
-    """Where a row begins: row `i % C` of batch entry `i // C`, or simply row i where one stride serves both (FLAT)."""
-    if FLAT:
-        return row * c
+def own_rows(C, n_rows, R: tl.constexpr, CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr):
+    """Batch entry, channel and number of each row of this program, and which of them exist: `[R, 1]` or scalar."""
+    i = tl.arange(0, R)[:, None].to(tl.int64)
+    if CHANNELS_LAST:
+        blocks = tl.cdiv(C, R)
+        b = (tl.program_id(0) // blocks).to(tl.int64)
+        c = (tl.program_id(0) % blocks).to(tl.int64) * R + i
+        rows = c < C
+        row = b * C + c
     else:
-        return row // C * b + row % C * c
+        row = tl.program_id(0).to(tl.int64) * R + i
+        rows = row < n_rows
+        b = row // C
+        c = row % C
+    if EVEN_ROWS:
+        rows = tl.full([R, 1], 1, tl.int1)
+    return b, c, row, rows
+
+
+@triton.jit
+def row_offset(b, c, row, b_stride, c_stride, FLAT: tl.constexpr, UNIT: tl.constexpr):
+    """Where a row begins; simply `row` strides in where one stride serves batch entries and channels (FLAT)."""
+    if UNIT:
+        return b * b_stride + c
+    elif FLAT:
+        return row * c_stride
+    else:
+        return b * b_stride + c * c_stride
 
 
 @triton.jit
@@ -91,7 +117,7 @@ def load_gates(pointer, base, stride, position, end, edge, rows, V: tl.constexpr
 @triton.jit(
     do_not_specialize=[
         "C", "T", "n_rows", "n_sequences", "n_words",
-        "gates_b", "gates_c", "tokens_b", "tokens_c", "states_b", "states_c",
+        "gates_c", "tokens_c", "states_c",
     ]
 )  # fmt: skip
 def forward(
@@ -101,18 +127,17 @@ def forward(
     gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
     """`h[t] = g[t] * h[t-1] + x[t]` for R rows; [t+1] where DESCENDING."""
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
-    rows = row < n_rows
-    gates_base = row_offset(row, C, gates_b, gates_c, FLAT)
-    tokens_base = row_offset(row, C, tokens_b, tokens_c, FLAT)
-    states_base = row_offset(row, C, states_b, states_c, FLAT)
+    b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
+    gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
+    tokens_base = row_offset(b, c, row, tokens_b, tokens_c, FLAT, CHANNELS_LAST and TOKENS_VECTOR)
+    states_base = row_offset(b, c, row, states_b, states_c, FLAT, CHANNELS_LAST and STATES_VECTOR)
     group = tl.arange(0, N)[None, :].to(TIME)
     if DESCENDING:
         group = N - 1 - group
@@ -121,7 +146,7 @@ def forward(
     if PACKED:
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
-    phase = tl.zeros([R, 1], TIME)
+    phase = 0
     tiles = tl.cdiv(T, BLOCK)
     if not EVEN:
         phase = (states_base % V).to(TIME)
@@ -138,15 +163,19 @@ def forward(
         if DESCENDING:
             index = tiles - 1 - tile
         start = index * BLOCK
-        position = start + group * V - phase
+        position = start + group * V - phase  # [R, N], or [1, N] where all rows begin alike
         edge = False
         if not EVEN:
             edge = (start < V) | (start + BLOCK > T)
         if PACKED:
             first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), position, V, EVEN)
-        g = load_gates(gates_ptr, gates_base, gates_t, position, T, edge, rows, V, GATES_VECTOR, DESCENDING, LOG, STATE)
+        g = load_gates(
+            gates_ptr, gates_base, gates_t, position, T, edge, rows, V, GATES_VECTOR and not CHANNELS_LAST,
+            DESCENDING, LOG, STATE,
+        )
         x = load_columns(
-            tokens_ptr, tokens_base, tokens_t, position, T, edge, rows, 0.0, V, TOKENS_VECTOR, DESCENDING, STATE,
+            tokens_ptr, tokens_base, tokens_t, position, T, edge, rows, 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST,
+            DESCENDING, STATE,
         )
         gate = tl.full([R, N], 1.0, STATE)
         state = tl.zeros([R, N], STATE)
@@ -187,7 +216,10 @@ def forward(
                     step = position + (V - 1 - k if DESCENDING else k)
                     s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
                     tl.store(final_ptr + s * n_rows + row, states[k], mask=last[k] & rows)
-        store_columns(states_ptr, states_base, states_t, position, T, edge, rows, states, V, STATES_VECTOR, DESCENDING)
+        store_columns(
+            states_ptr, states_base, states_t, position, T, edge, rows, states, V,
+            STATES_VECTOR and not CHANNELS_LAST, DESCENDING,
+        )
     if final_ptr is not None:
         if not PACKED:
             tl.store(final_ptr + row, carry, mask=rows)
@@ -195,8 +227,8 @@ def forward(
 
 @triton.jit(
     do_not_specialize=[
-        "C", "T", "n_rows", "n_sequences", "n_words", "gates_b", "gates_c", "states_b", "states_c",
-        "d_states_b", "d_states_c", "d_gates_b", "d_gates_c", "d_tokens_b", "d_tokens_c",
+        "C", "T", "n_rows", "n_sequences", "n_words",
+        "gates_c", "states_c", "d_states_c", "d_gates_c", "d_tokens_c",
     ]
 )  # fmt: skip
 def backward(
@@ -207,7 +239,7 @@ def backward(
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -218,13 +250,12 @@ def backward(
     """
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
-    rows = row < n_rows
-    gates_base = row_offset(row, C, gates_b, gates_c, FLAT)
-    states_base = row_offset(row, C, states_b, states_c, FLAT)
-    d_states_base = row_offset(row, C, d_states_b, d_states_c, FLAT)
-    d_gates_base = row_offset(row, C, d_gates_b, d_gates_c, FLAT)
-    d_tokens_base = row_offset(row, C, d_tokens_b, d_tokens_c, FLAT)
+    b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
+    gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
+    states_base = row_offset(b, c, row, states_b, states_c, FLAT, CHANNELS_LAST and STATES_VECTOR)
+    d_states_base = row_offset(b, c, row, d_states_b, d_states_c, FLAT, CHANNELS_LAST and D_STATES_VECTOR)
+    d_gates_base = row_offset(b, c, row, d_gates_b, d_gates_c, FLAT, CHANNELS_LAST and D_GATES_VECTOR)
+    d_tokens_base = row_offset(b, c, row, d_tokens_b, d_tokens_c, FLAT, CHANNELS_LAST and D_TOKENS_VECTOR)
     group = tl.arange(0, N)[None, :].to(TIME)
     if DESCENDING:
         group = N - 1 - group
@@ -233,7 +264,7 @@ def backward(
     if PACKED:
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
-    phase = tl.zeros([R, 1], TIME)
+    phase = 0
     tiles = tl.cdiv(T, BLOCK)
     if not EVEN:
         phase = (states_base % V).to(TIME)
@@ -253,17 +284,21 @@ def backward(
         if DESCENDING:
             index = tiles - 1 - tile
         start = index * BLOCK
-        position = start + group * V - phase
+        position = start + group * V - phase  # [R, N], or [1, N] where all rows begin alike
         edge = False
         if not EVEN:
             edge = (start < V) | (start + BLOCK > T)
         if PACKED:
             first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), position, V, EVEN)
             last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), position, V, EVEN)
-        g = load_gates(gates_ptr, gates_base, gates_t, position, T, edge, rows, V, GATES_VECTOR, DESCENDING, LOG, STATE)
+        g = load_gates(
+            gates_ptr, gates_base, gates_t, position, T, edge, rows, V, GATES_VECTOR and not CHANNELS_LAST,
+            DESCENDING, LOG, STATE,
+        )
         if d_states_ptr is not None:
             d = load_columns(
-                d_states_ptr, d_states_base, d_states_t, position, T, edge, rows, 0.0, V, D_STATES_VECTOR, DESCENDING,
+                d_states_ptr, d_states_base, d_states_t, position, T, edge, rows, 0.0, V,
+                D_STATES_VECTOR and not CHANNELS_LAST, DESCENDING,
                 STATE,
             )
         else:
@@ -274,7 +309,8 @@ def backward(
         if d_gates_ptr is not None:
             # Beside its own states a group needs one of its neighbour, the state before its earliest step.
             h = load_columns(
-                states_ptr, states_base, states_t, position, T, edge, rows, 0.0, V, STATES_VECTOR, DESCENDING, STATE,
+                states_ptr, states_base, states_t, position, T, edge, rows, 0.0, V,
+                STATES_VECTOR and not CHANNELS_LAST, DESCENDING, STATE,
             )
             neighbour = position + (-1 if DESCENDING else V)
             h_before = tl.load(states_ptr + states_base + neighbour.to(tl.int64) * states_t,
@@ -344,12 +380,14 @@ def backward(
                     tl.store(d_initial_ptr + s * n_rows + row, d_tokens[k] * g[k], mask=last[k] & rows)
         if d_tokens_ptr is not None:
             store_columns(
-                d_tokens_ptr, d_tokens_base, d_tokens_t, position, T, edge, rows, d_tokens, V, D_TOKENS_VECTOR,
+                d_tokens_ptr, d_tokens_base, d_tokens_t, position, T, edge, rows, d_tokens, V,
+                D_TOKENS_VECTOR and not CHANNELS_LAST,
                 DESCENDING,
             )
         if d_gates_ptr is not None:
             store_columns(
-                d_gates_ptr, d_gates_base, d_gates_t, position, T, edge, rows, d_gates, V, D_GATES_VECTOR, DESCENDING,
+                d_gates_ptr, d_gates_base, d_gates_t, position, T, edge, rows, d_gates, V,
+                D_GATES_VECTOR and not CHANNELS_LAST, DESCENDING,
             )
     if d_initial_ptr is not None:
         if not PACKED:
