@@ -3,8 +3,6 @@
 ARG BASE_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6
 FROM ${BASE_IMAGE}
 
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-
 # Triton and torch.compile need a C++ compiler and Python's headers when they run, the paper LaTeX.
 # No versions: Ubuntu's archive drops old ones, so that a pinned package cannot be installed for long.
 # hadolint ignore=DL3008

@@ -16,7 +16,7 @@ OUTPUTS = Path("/outputs")
 USAGE, UNUSABLE = 2, 3
 RUN = 'mkdir -p outputs && docker run --gpus all --user "$(id -u):$(id -g)" -v "$PWD/outputs:/outputs" linear-scan'
 VERBS = {
-    "reproduce": "measure what suits the GPU, build the paper; without a GPU, build it from the stored results (default)",
+    "reproduce": "measure and build the paper; without a GPU, build it from the stored results (the default)",
     "test": "run all tests, or what the arguments of pytest select",
     "experiments": "run a sweep: arguments as for python -m experiments",
     "smoke": "say in a minute whether this machine can reproduce",

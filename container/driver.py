@@ -1,4 +1,4 @@
-"""Can the GPU of this machine run what is in the image? Asked of the driver itself, before anything heavy is imported."""
+"""Can the GPU of this machine run what is in the image? Asked of the driver itself, before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def check(library: ctypes.CDLL | None) -> str | None:
     supported = (number.value // 1000, number.value % 1000 // 10)
     if supported < CUDA:
         raise Unusable(
-            f"The NVIDIA driver of this machine{host_driver()} supports CUDA {_dotted(supported)}, and this image needs "
-            f"{_dotted(CUDA)}: install driver {DRIVER} or newer on the host, {WITHOUT}"
+            f"The NVIDIA driver of this machine{host_driver()} supports CUDA {_dotted(supported)}, and this image "
+            f"needs {_dotted(CUDA)}: install driver {DRIVER} or newer on the host, {WITHOUT}"
         )
     result = library.cuInit(0)
     if result == NO_DEVICE:
@@ -74,8 +74,8 @@ def check(library: ctypes.CDLL | None) -> str | None:
     capability, name = _capability(library), _name(library)
     if capability < CAPABILITY:
         raise Unusable(
-            f"The kernels need a GPU of compute capability {_dotted(CAPABILITY)} or newer (A100, RTX 30 and later), and "
-            f"{name} has {_dotted(capability)}: choose another one with --gpus device=N, {WITHOUT}"
+            f"The kernels need a GPU of compute capability {_dotted(CAPABILITY)} or newer (A100, RTX 30 and later), "
+            f"and {name} has {_dotted(capability)}: choose another one with --gpus device=N, {WITHOUT}"
         )
     return f"{name}, compute capability {_dotted(capability)}, driver{host_driver()} for CUDA {_dotted(supported)}"
 
