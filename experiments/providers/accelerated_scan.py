@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.config import Case
 from experiments.inputs import DTYPES, Inputs
-from experiments.providers.base import AutogradProvider, Call, Named, buffered
+from experiments.providers.base import OUTPUTS, SIXTEEN_BIT, AutogradProvider, Call, Named, buffered, too_large
 
 # Both packages compute element offsets in 32-bit integers and launch a grid (B, C).
 _OFFSETS = 2**31
 _GRID_AXIS = 65_535
+# As for blelloch, whose levels `ref` has too.
+_MOST_REF_ELEMENTS = 8 * 1536 * 16384
+# From this T on, `warp` moves four steps a thread as one object aligned to 16 bytes. Four 16-bit numbers fill half of
+# one, so the kernel walks through twice the memory of its tensors (warp.cuh, AlignedTuple, version 0.3.1).
+_WARP_OVERRUNS_FROM = 4096
 
 
 class _AcceleratedScan(AutogradProvider):
@@ -44,28 +50,39 @@ class _Kernels(_AcceleratedScan):
         """Its backward kernel."""
         raise NotImplementedError
 
+    def given(self, case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Gates, tokens and d_states as its kernels get them."""
+        return self.arrange(case, inputs)
+
+    def output(self, case: Case, inputs: Inputs, name: str) -> Tensor:
+        """Memory that its kernels write to."""
+        return inputs.buffer(name)
+
+    def saved(self, case: Case, tokens: Tensor) -> Tensor:
+        """Memory for states that backward reads."""
+        return torch.empty_like(tokens)
+
     def kernel_call(self, case: Case, inputs: Inputs) -> Call:
         package = self.module()
-        gates, tokens, d_states = inputs.gates, inputs.tokens, inputs.d_states
+        gates, tokens, d_states = self.given(case, inputs)
+        outputs: Named = {name: self.output(case, inputs, name) for name in OUTPUTS[case.mode]}
         if case.mode == "forward":
-            states = inputs.buffer("states")
-            return buffered(lambda: self.forward(package, gates, tokens, states), {"states": states})
+            return buffered(lambda: self.forward(package, gates, tokens, outputs["states"]), outputs)
 
-        d_gates, d_tokens = inputs.buffer("d_gates"), inputs.buffer("d_tokens")
-        gradients: Named = {"d_gates": d_gates, "d_tokens": d_tokens}
+        d_gates, d_tokens = outputs["d_gates"], outputs["d_tokens"]
         if case.mode == "backward":
             # Its own states, as its autograd.Function saves them.
-            states = torch.empty_like(tokens)
-            self.forward(package, gates, tokens, states)
-            return buffered(lambda: self.backward(package, gates, states, d_states, d_gates, d_tokens), gradients)
+            saved = self.saved(case, tokens)
+            self.forward(package, gates, tokens, saved)
+            return buffered(lambda: self.backward(package, gates, saved, d_states, d_gates, d_tokens), outputs)
 
-        states = inputs.buffer("states")
+        states = outputs["states"]
 
         def both() -> None:
             self.forward(package, gates, tokens, states)
             self.backward(package, gates, states, d_states, d_gates, d_tokens)
 
-        return buffered(both, {"states": states, **gradients})
+        return buffered(both, outputs)
 
 
 class Warp(_Kernels):
@@ -75,6 +92,11 @@ class Warp(_Kernels):
     def limits(self, case: Case, device: str) -> str | None:
         if case.T & (case.T - 1) or not 32 <= case.T <= 65536:
             return f"warp takes T that is a power of two from 32 to 65536, and the case has {case.T}."
+        if case.level == "api" and _overruns(case):
+            return (
+                f"warp reads and writes past the end of its tensors in 16 bits from T = {_WARP_OVERRUNS_FROM} on, "
+                "so only its kernels are run there, see level kernel."
+            )
         return super().limits(case, device)
 
     def missing(self) -> str | None:
@@ -82,6 +104,24 @@ class Warp(_Kernels):
         if not torch.cuda.is_available():
             return "accelerated_scan.warp compiles CUDA code when it is imported, and no GPU is visible."
         return super().missing()
+
+    def detail(self, case: Case, device: str) -> dict[str, Any]:
+        if not _overruns(case):
+            return super().detail(case, device)
+        return {"layout": "private copies of its inputs, and zeros of the same size behind each tensor: it reads and "
+                "writes past their end"}  # fmt: skip
+
+    def given(self, case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        gates, tokens, d_states = super().given(case, inputs)
+        if _overruns(case):
+            gates, tokens, d_states = (_with_slack(tensor).copy_(tensor) for tensor in (gates, tokens, d_states))
+        return gates, tokens, d_states
+
+    def output(self, case: Case, inputs: Inputs, name: str) -> Tensor:
+        return _with_slack(inputs.tokens) if _overruns(case) else super().output(case, inputs, name)
+
+    def saved(self, case: Case, tokens: Tensor) -> Tensor:
+        return _with_slack(tokens) if _overruns(case) else super().saved(case, tokens)
 
     def forward(self, package: ModuleType, gates: Tensor, tokens: Tensor, states: Tensor) -> None:
         package.warpscan_forward(gates, tokens, states, False)
@@ -116,4 +156,15 @@ class Ref(_AcceleratedScan):
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
     def limits(self, case: Case, device: str) -> str | None:
-        return "ref fails at T = 1: its tree needs at least two steps." if case.T < 2 else None
+        if case.T < 2:
+            return "ref fails at T = 1: its tree needs at least two steps."
+        return too_large(self.name, case, device, _MOST_REF_ELEMENTS)
+
+
+def _overruns(case: Case) -> bool:
+    return DTYPES[case.dtype] in SIXTEEN_BIT and case.T >= _WARP_OVERRUNS_FROM
+
+
+def _with_slack(like: Tensor) -> Tensor:
+    """Zeros like a contiguous tensor, at the front of twice the memory."""
+    return like.new_zeros(2 * like.numel())[: like.numel()].view(like.shape)

@@ -22,6 +22,9 @@ OUTPUTS = {
 }
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 
+# Packages that failed after they were found: importing them again, each case, would take as long: for CUDA a minute.
+_broken_packages: dict[str, str] = {}
+
 Named = dict[str, Tensor]
 
 
@@ -85,14 +88,15 @@ class Provider(ABC):
 
     def missing(self) -> str | None:
         """Why its package cannot be imported here, in one sentence; None if it can."""
-        if self.package is None:
-            return None
+        if self.package is None or self.package in _broken_packages:
+            return _broken_packages.get(self.package or "")
         try:
             self.module()
         except ImportError as error:
             return f"{self.package} cannot be imported here: {first_line(error)}."
         except Exception as error:  # a package that compiles when it is imported fails in any way it likes
-            return f"{self.package} fails when imported: {type(error).__name__}: {first_line(error)}."
+            reason = f"{self.package} fails when imported: {type(error).__name__}: {first_line(error)}."
+            return _broken_packages.setdefault(self.package, reason)
         return None
 
     def module(self) -> ModuleType:
@@ -206,6 +210,17 @@ def buffered(run: Callable[[], None], outputs: Named) -> Call:
         return values
 
     return Call(call, lambda _: dict(outputs), poison=poison)
+
+
+def too_large(name: str, case: Case, device: str, most: int) -> str | None:
+    """Why a composition of PyTorch operators is not measured on so many elements, in one sentence."""
+    elements = case.B * case.C * case.T
+    if torch.device(device).type != "cuda" or elements <= most:
+        return None
+    return (
+        f"{name} launches an operator a level of its tree and keeps what each returns, so only cases of at most {most} "
+        f"elements are measured, and this one has {elements}."
+    )
 
 
 def first_line(error: BaseException, longest: int = 240) -> str:

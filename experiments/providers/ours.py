@@ -65,10 +65,13 @@ class Ours(AutogradProvider):
 
         itemsize = DTYPES[case.dtype].itemsize
         directions = [direction for direction in ("forward", "backward") if direction in case.mode.split("_")]
-        if case.dim == -1:
-            strategy = "time_contiguous"
-            chosen = {d: tuning.time_contiguous(case.T, itemsize, backward=d == "backward") for d in directions}
-        else:
-            strategy = "channels_last"
-            chosen = {d: tuning.channels_last(case.T, case.C, itemsize, backward=d == "backward") for d in directions}
-        return {"strategy": strategy, "configuration": {d: config._asdict() for d, config in chosen.items()}}
+        chosen: dict[str, Any] = {}
+        for direction in directions:
+            backward = direction == "backward"
+            if case.dim == -1:
+                packed = bool(case.lengths)
+                chosen[direction] = tuning.time_contiguous(case.T, itemsize, backward=backward, packed=packed)
+            else:
+                chosen[direction] = tuning.channels_last(case.T, case.C, itemsize, backward=backward)
+        strategy = "time_contiguous" if case.dim == -1 else "channels_last"
+        return {"strategy": strategy, "configuration": {name: each._asdict() for name, each in chosen.items()}}

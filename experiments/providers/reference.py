@@ -9,8 +9,11 @@ from torch import Tensor
 
 from experiments.config import Case
 from experiments.inputs import DTYPES, Inputs
-from experiments.providers.base import AutogradProvider, ChannelsLastProvider
+from experiments.providers.base import AutogradProvider, ChannelsLastProvider, too_large
 from scan import reference
+
+# More takes tenths of a second a call on CUDA, and keeps every level of the tree for backward.
+_MOST_ELEMENTS = {"hillis_steele": 8 * 1536 * 4096, "blelloch": 8 * 1536 * 16384}
 
 
 class _Reference(AutogradProvider):
@@ -23,6 +26,9 @@ class _Reference(AutogradProvider):
         """The same for all three."""
         return f"{self.name} is a composition of PyTorch operators: it has no kernel to call directly, see level api."
 
+    def limits(self, case: Case, device: str) -> str | None:
+        return too_large(self.name, case, device, _MOST_ELEMENTS[self.name])
+
     def accumulates(self, case: Case, device: str) -> torch.dtype:
         """The dtype of the inputs."""
         return DTYPES[case.dtype]
@@ -33,7 +39,7 @@ class Sequential(_Reference):
     dims = (-1, -2)
     packed = True
     reversible = True
-    layout = "that of the case; computed and returned in float64"
+    layout = "that of the case; computed in float64, the states rounded once to the dtype before they are compared"
 
     def limits(self, case: Case, device: str) -> str | None:
         kind = torch.device(device).type
@@ -49,6 +55,9 @@ class Sequential(_Reference):
     def arrange(self, case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         return inputs.gates, inputs.tokens, inputs.d_states.double()
 
+    def restore(self, case: Case, tensor: Tensor) -> Tensor:
+        return tensor.to(DTYPES[case.dtype])
+
     def function(self, case: Case, inputs: Inputs) -> Callable[[Tensor, Tensor], Tensor]:
         dim, reverse, cu_seqlens = case.dim, case.reverse, inputs.cu_seqlens
         return lambda gates, tokens: reference.sequential_scan(
@@ -58,11 +67,6 @@ class Sequential(_Reference):
 
 class HillisSteele(_Reference, ChannelsLastProvider):
     name = "hillis_steele"
-
-    def limits(self, case: Case, device: str) -> str | None:
-        if torch.device(device).type == "cuda" and case.T > 4096:
-            return "hillis_steele does T log2(T) work and keeps it all for backward, so only T <= 4096 is measured."
-        return None
 
     def function(self, case: Case, inputs: Inputs) -> Callable[[Tensor, Tensor], Tensor]:
         return reference.parallel_scan

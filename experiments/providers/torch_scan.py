@@ -17,6 +17,8 @@ from experiments.providers.base import AutogradProvider, Call
 _MODULE = "torch._higher_order_ops.associative_scan"
 # combine_mode "generic", the only one on a CPU, is unrolled by the compiler: 7 s forward, 14 s backward, each shape.
 _CPU_T = 512
+# On CUDA a length takes seconds too: dynamic shapes cannot be lowered, and backward cannot be traced (PyTorch 2.11).
+_CUDA_T = (512, 4096)
 
 
 class TorchAssociativeScan(AutogradProvider):
@@ -34,6 +36,15 @@ class TorchAssociativeScan(AutogradProvider):
             )
         if case.level == "kernel" and case.mode != "forward":
             return "torch_associative_scan has a kernel of its own for forward alone: autograd makes the rest."
+        if torch.device(device).type == "cuda":
+            if case.mode != "forward":
+                return "torch_associative_scan has no backward that compiles for CUDA, so only forward is measured."
+            if case.T not in _CUDA_T or case.dtype != "float32":
+                lengths = ", ".join(map(str, _CUDA_T))
+                return (
+                    "compiling torch_associative_scan takes seconds a length and dtype, "
+                    f"so only T = {lengths} in float32 are measured."
+                )
         return None
 
     def accumulates(self, case: Case, device: str) -> torch.dtype:
@@ -55,11 +66,14 @@ def combine(earlier: Any, later: Any) -> Any:
 
 @cache
 def _compiled(device: str, dim: int, reverse: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """One compiled function for every shape on CUDA, where the shapes are dynamic."""
+    """One function for every level, mode and shape; each shape is compiled once."""
     associative_scan = importlib.import_module(_MODULE).associative_scan
+    # One kernel needs no pool of compiling processes, whose start would disturb what is timed meanwhile.
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.compile_threads = 1
     mode = "pointwise" if device == "cuda" else "generic"
 
     def scan(gates: Tensor, tokens: Tensor) -> Tensor:
         return associative_scan(combine, (gates, tokens), dim=dim, reverse=reverse, combine_mode=mode)[1]
 
-    return torch.compile(scan, fullgraph=True, dynamic=device == "cuda")
+    return torch.compile(scan, fullgraph=True, dynamic=False)

@@ -19,9 +19,10 @@ from torch import Tensor
 import scan
 from experiments.config import MODES, PROVIDERS, Case
 from experiments.correctness import chosen_rows, exact, judge
-from experiments.inputs import Inputs, draw
-from experiments.providers import registry, torch_scan
+from experiments.inputs import DTYPES, Inputs, draw
+from experiments.providers import base, registry, torch_scan
 from experiments.providers.base import OUTPUTS, Call, Provider, first_line
+from scan import tuning
 from scan.reference import parallel_scan, sequential_scan
 
 CASE = Case("speed", "api", "forward", "float32", 2, 3, 64)
@@ -99,6 +100,15 @@ def test_torch_associative_scan_computes_the_scan(mode: str, monkeypatch: pytest
     assert compiled == [{"fullgraph": True, "dynamic": False}] * 2
 
 
+def test_torch_associative_scan_is_compiled_once_for_all_levels_and_shapes() -> None:
+    inputs = draw(CASE, "cpu")
+    longer = draw(replace(CASE, T=128), "cpu")
+    associative_scan = provider("torch_associative_scan")
+    assert isinstance(associative_scan, torch_scan.TorchAssociativeScan)
+    functions = [associative_scan.function(CASE, given) for given in (inputs, longer)]
+    assert functions[0] is functions[1]
+
+
 @pytest.mark.parametrize("case", [
     replace(CASE, dim=-2), replace(CASE, reverse=True), replace(CASE, lengths="1x40+1x0+2x12"),
     replace(CASE, dim=-2, reverse=True, lengths="1x40+2x12"),
@@ -123,11 +133,29 @@ def test_ours_says_which_strategy_tuning_picks(dim: int, strategy: str) -> None:
     assert provider("ours").detail(case, "cpu") == {"strategy": "time_loop"}
 
 
+def test_ours_says_what_tuning_picks_for_packed_sequences() -> None:
+    packed = replace(CASE, mode="forward", lengths="16x1024", T=16384)
+    detail = provider("ours").detail(packed, "cuda")
+    expected = tuning.time_contiguous(16384, 4, backward=False, packed=True)
+    assert detail["configuration"] == {"forward": expected._asdict()}
+    assert detail != provider("ours").detail(replace(packed, lengths=""), "cuda")
+
+
 def test_backward_can_be_called_again_and_again() -> None:
     for name in ("ours", "blelloch", "hillis_steele"):
         call = check(name, replace(CASE, mode="backward"))
         first, second = call.run(), call.run()
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sequential_is_compared_as_a_user_of_the_dtype_would_get_it(dtype: str) -> None:
+    case = replace(CASE, dtype=dtype, mode="forward_backward")
+    call = check("sequential", case)
+    assert {each.dtype for each in call.read(call.run()).values()} == {DTYPES[dtype]}
+    inputs = draw(case, "cpu")
+    states = sequential_scan(inputs.gates, inputs.tokens)
+    assert torch.equal(call.read(call.run())["states"], states.to(DTYPES[dtype]))
 
 
 def test_inference_keeps_no_graph() -> None:
@@ -179,6 +207,38 @@ def test_warp_is_called_as_its_autograd_function_calls_it(warp: list[str], mode:
     warp.clear()
     call.run()
     assert warp == {"forward": ["forward"], "backward": ["backward"], "forward_backward": ["forward", "backward"]}[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("dtype", "T", "private"), [
+    ("bfloat16", 4096, True), ("float16", 8192, True), ("bfloat16", 2048, False), ("float32", 4096, False),
+])  # fmt: skip
+def test_warp_gets_memory_to_overrun_where_it_does(
+    mode: str, dtype: str, T: int, private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel walks through twice the memory of each tensor there: none of it may be anybody else's."""
+    case = replace(CASE, level="kernel", mode=mode, dtype=dtype, T=T)
+    inputs = draw(case, "cpu")
+    given = {each.data_ptr() for each in inputs.shared().values()}
+
+    def overrun(*arguments: Any) -> None:
+        for tensor in arguments:
+            if not isinstance(tensor, Tensor):
+                continue
+            size = tensor.untyped_storage().nbytes()
+            assert size - tensor.nbytes == (tensor.nbytes if private else 0)
+            if private:
+                assert tensor.data_ptr() not in given
+                tensor.as_strided((size // tensor.element_size(),), (1,), 0).fill_(7)
+
+    fake = SimpleNamespace(warpscan_forward=overrun, warpscan_backward=overrun)
+    monkeypatch.setattr(provider("warp"), "module", lambda: fake)
+    before = {name: each.clone() for name, each in inputs.shared().items()}
+    call = provider("warp").build(case, inputs)
+    call.run()
+    assert all(torch.equal(each, before[name]) for name, each in inputs.shared().items())
+    assert all(each.shape == inputs.tokens.shape for each in call.read(()).values())
+    assert ("past their end" in str(provider("warp").detail(case, "cuda"))) == private
 
 
 def test_a_kernel_writes_to_buffers_that_can_be_poisoned(warp: list[str]) -> None:
@@ -310,13 +370,33 @@ REFUSALS = [
      "sequential takes a Python iteration a step, so only T <= 4096 is measured on cpu."),
     ("sequential", replace(CASE, T=1024), "cuda",
      "sequential takes a Python iteration a step, so only T <= 512 is measured on cuda."),
-    ("hillis_steele", replace(CASE, T=8192), "cuda",
-     "hillis_steele does T log2(T) work and keeps it all for backward, so only T <= 4096 is measured."),
+    ("hillis_steele", replace(CASE, B=8, C=1536, T=8192), "cuda",
+     "hillis_steele launches an operator a level of its tree and keeps what each returns, so only cases of at most "
+     "50331648 elements are measured, and this one has 100663296."),
+    ("blelloch", replace(CASE, B=8, C=1536, T=32768), "cuda",
+     "blelloch launches an operator a level of its tree and keeps what each returns, so only cases of at most "
+     "201326592 elements are measured, and this one has 402653184."),
+    ("ref", replace(CASE, B=8, C=1536, T=32768), "cuda",
+     "ref launches an operator a level of its tree and keeps what each returns, so only cases of at most 201326592 "
+     "elements are measured, and this one has 402653184."),
+    ("warp", replace(CASE, dtype="bfloat16", T=4096), "cuda",
+     "warp reads and writes past the end of its tensors in 16 bits from T = 4096 on, so only its kernels are run "
+     "there, see level kernel."),
     ("torch_associative_scan", CASE, "cpu",
      "compiling torch_associative_scan for a CPU takes 20 s a length and dtype, so only T = 512 in float32 is "
      "measured."),
     ("torch_associative_scan", replace(KERNEL, mode="backward"), "cuda",
      "torch_associative_scan has a kernel of its own for forward alone: autograd makes the rest."),
+    ("torch_associative_scan", replace(CASE, mode="backward"), "cuda",
+     "torch_associative_scan has no backward that compiles for CUDA, so only forward is measured."),
+    ("torch_associative_scan", replace(KERNEL, T=1024), "cuda",
+     "compiling torch_associative_scan takes seconds a length and dtype, so only T = 512, 4096 in float32 are "
+     "measured."),
+    ("torch_associative_scan", replace(KERNEL, T=512, dtype="bfloat16"), "cuda",
+     "compiling torch_associative_scan takes seconds a length and dtype, so only T = 512, 4096 in float32 are "
+     "measured."),
+    ("jax_associative_scan", replace(CASE, stem="precision", T=512, dim=-2), "cpu",
+     "compiling jax_associative_scan takes seconds a shape, and its errors are measured with time last."),
     ("jax_associative_scan", CASE, "cpu",
      "compiling jax_associative_scan takes seconds a shape, so only T = 512, 4096 are measured."),
     ("jax_associative_scan", KERNEL, "cpu", "jax_associative_scan has no kernel to call directly, see level api."),
@@ -345,9 +425,11 @@ def test_a_package_that_breaks_when_imported_is_a_sentence(monkeypatch: pytest.M
         raise RuntimeError("nvcc was not found.\nlong log")
 
     monkeypatch.setattr(provider("scalar"), "module", module)
-    assert provider("scalar").refuses(CASE, "cuda") == (
-        "accelerated_scan.scalar fails when imported: RuntimeError: nvcc was not found."
-    )
+    monkeypatch.setattr(base, "_broken_packages", {})
+    reason = "accelerated_scan.scalar fails when imported: RuntimeError: nvcc was not found."
+    assert provider("scalar").refuses(CASE, "cuda") == reason
+    monkeypatch.setattr(provider("scalar"), "module", lambda: pytest.fail("imported again, which may take a minute"))
+    assert provider("scalar").refuses(CASE, "cuda") == reason
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
