@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -17,6 +18,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SHARED = ("gates", "tokens", "d_states", "cu_seqlens")
 GATE_RANGES = {"uniform_0_1": (0.0, 1.0), "uniform_099_1": (0.99, 1.0)}
 
 
@@ -29,6 +32,11 @@ class Inputs:
     d_states: Tensor
     cu_seqlens: Tensor | None = None
     _buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def shared(self) -> dict[str, Tensor]:
+        """What every provider is given, and none may modify."""
+        tensors = {"gates": self.gates, "tokens": self.tokens, "d_states": self.d_states}
+        return tensors if self.cu_seqlens is None else {**tensors, "cu_seqlens": self.cu_seqlens}
 
     def buffer(self, name: str) -> Tensor:
         """Memory for an output, shared by all calls that write to buffers given to them."""
@@ -51,13 +59,41 @@ def draw(case: Case, device: str, index: int = 0) -> Inputs:
     drawn = torch.promote_types(dtype, torch.float32)
     generator = torch.Generator(device).manual_seed(case.seed + 1_000_003 * index)
     low, high = GATE_RANGES[case.gates]
-    gates = torch.rand(shape(case), dtype=drawn, device=device, generator=generator)
+    rows = (case.B, case.C, case.T)
+    gates = torch.rand(rows, dtype=drawn, device=device, generator=generator)
     # Rounding low + (high - low) * u may reach the end of the range, which is open.
     gates.mul_(high - low).add_(low).clamp_(max=_below(high, drawn))
     tokens, d_states = (
-        torch.randn(shape(case), dtype=drawn, device=device, generator=generator).to(dtype) for _ in range(2)
+        _arranged(torch.randn(rows, dtype=drawn, device=device, generator=generator).to(dtype), case) for _ in range(2)
     )
-    return Inputs(gates.to(dtype), tokens, d_states, _cu_seqlens(case, device))
+    return Inputs(_arranged(gates.to(dtype), case), tokens, d_states, _cu_seqlens(case, device))
+
+
+def redraw(sets: Sequence[Inputs], case: Case, device: str) -> None:
+    """Put the drawn values back where somebody has written; addresses stay, because captured graphs hold them."""
+    for index, each in enumerate(sets):
+        for name, tensor in draw(case, device, index).shared().items():
+            each.shared()[name].copy_(tensor)
+
+
+def checksums(sets: Sequence[Inputs]) -> Tensor:
+    """Sums of the bit patterns of what providers share, `[sets, tensors]`, on their device."""
+    return torch.stack([torch.stack([_bits(t) for t in each.shared().values()]) for each in sets])
+
+
+def changed(before: Tensor, after: Tensor) -> list[str]:
+    """The names of the tensors whose checksums differ in any set."""
+    differs = (before != after).any(0).tolist()
+    return [name for name, each in zip(_SHARED, differs, strict=False) if each]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
+
+
+def _arranged(rows: Tensor, case: Case) -> Tensor:
+    """Drawn rows `[B, C, T]` in the layout of the case, so that both layouts hold the same numbers."""
+    return rows if case.dim == -1 else rows.transpose(1, 2).contiguous()
 
 
 def bytes_of(case: Case) -> int:

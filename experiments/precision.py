@@ -2,73 +2,124 @@
 
 All draws are stacked along the batch axis, so that each provider is called once and the truth is computed once. The
 truth is that of the inputs as the providers get them, already rounded to the dtype. The exact d_gates is made of exact
-states; an implementation that stores states in 16 bits multiplies with rounded ones.
+states; an implementation that stores states in 16 bits multiplies with rounded ones. Both layouts hold the same draws.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from experiments.clock import Clock
 from experiments.config import Case, Measure
-from experiments.inputs import DTYPES, Inputs, draw, gate_values
-from experiments.measure import failure, release_memory
+from experiments.failures import Emit, Failures, Result
+from experiments.inputs import DTYPES, Inputs, changed, checksums, draw, gate_values
 from experiments.providers.base import OUTPUTS, SIXTEEN_BIT, Named, Provider
 from experiments.providers.registry import PROVIDERS
 from experiments.truth import Truth, take, take_inputs, truth_of
 
-Emit = Callable[[str, dict[str, Any]], None]
-Result = dict[str, Any]
-
 
 def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: str, emit: Emit) -> dict[str, Any]:
     """Errors per draw of the named providers, in that order; `settings` say how to time, and nothing is timed."""
+    clock, failures = Clock(), Failures(device, emit)
     stacked = replace(case, level="api", mode="forward_backward", B=case.draws * case.B)
-    given = moved(draw(stacked, "cpu"), device)
-    truths: dict[bool, Truth] = {}
+    with clock.of("inputs"):
+        drawn, given = _drawn(stacked, device)
+        sums = checksums([given])
     results: dict[str, Result] = {}
     for name in providers:
         emit("comparing", {"provider": name})
-        provider = PROVIDERS[name]
-        reason = provider.refuses(stacked, device) if provider.computes else f"{name} computes nothing."
-        if reason is not None:
-            results[name] = {"status": "unsupported", "reason": reason}
+        if failures.broken_by is not None:
+            results[name] = failures.lost()
             continue
-        try:
-            outputs = compute(provider, stacked, given)
-        except Exception as error:
-            results[name] = failure(error)
-            emit("traceback", {"provider": name, "text": "".join(traceback.format_exception(error))})
-            release_memory(device)
-            continue
-        if provider.log_gates not in truths:
-            # From the device's tensors: a logarithm of a gate differs between devices.
-            rows = torch.arange(stacked.B * stacked.C)
-            truths[provider.log_gates] = truth_of(take_inputs(given, stacked, rows, provider.log_gates), stacked)
-        results[name] = compare(outputs, truths[provider.log_gates], stacked, case.draws)
-        results[name]["detail"] = provider.detail(stacked, device)
-    return {"providers": results, "protocol": protocol(case)}
+        with clock.of(name):
+            try:
+                results[name] = measure(PROVIDERS[name], stacked, given, drawn, case.draws)
+                modified = changed(sums, checksums([given]))
+            except Exception as error:
+                results[name] = failures.result(name, error)
+                modified = [] if failures.broken_by else changed(sums, checksums([given]))
+        if modified:
+            if results[name]["status"] not in ("error", "oom"):
+                results[name] = {"status": "wrong", "reason": f"it modifies its inputs: {', '.join(modified)}."}
+            _last.clear()
+            drawn, given = _drawn(stacked, device)
+    facts = protocol(case) | failures.protocol()
+    return {"providers": results, "protocol": facts | {"elapsed_s": clock.seconds()}}
+
+
+def measure(provider: Provider, stacked: Case, given: Inputs, drawn: Drawn, draws: int) -> Result:
+    """The errors of one provider: of its public function, or of its kernels where it refuses only the former."""
+    if not provider.computes:
+        return {"status": "unsupported", "reason": f"{provider.name} computes nothing."}
+    device = str(given.tokens.device)
+    reason = provider.refuses(stacked, device)
+    if reason is not None:
+        stacked = replace(stacked, level="kernel")
+        if provider.refuses(stacked, device) is not None:
+            return {"status": "unsupported", "reason": reason}
+    result = compare(compute(provider, stacked, given), drawn.truth(provider.log_gates), stacked, draws)
+    result["detail"] = {"level": stacked.level, **provider.detail(stacked, device)}
+    return result
+
+
+@dataclass
+class Drawn:
+    """The draws of a case with time last, on its device, and their exact results."""
+
+    case: Case
+    inputs: Inputs
+    _truths: dict[bool, Truth] = field(default_factory=dict)
+
+    def laid_out(self, case: Case) -> Inputs:
+        """The same numbers in the layout of a case."""
+        if case.dim == -1:
+            return self.inputs
+        gates, tokens, d_states = (
+            tensor.transpose(1, 2).contiguous()
+            for tensor in (self.inputs.gates, self.inputs.tokens, self.inputs.d_states)
+        )
+        return Inputs(gates, tokens, d_states, self.inputs.cu_seqlens)
+
+    def truth(self, log_gates: bool) -> Truth:
+        """Computed from the device's tensors: a logarithm of a gate differs between devices."""
+        if log_gates not in self._truths:
+            rows = torch.arange(self.case.B * self.case.C)
+            self._truths[log_gates] = truth_of(take_inputs(self.inputs, self.case, rows, log_gates), self.case)
+        return self._truths[log_gates]
+
+
+_last: list[tuple[str, Drawn]] = []
+
+
+def _drawn(stacked: Case, device: str) -> tuple[Drawn, Inputs]:
+    """The draws of a case, and as providers get them; those of the case before serve the other layout too."""
+    case = replace(stacked, dim=-1)
+    if not _last or _last[0][0] != device or _last[0][1].case != case:
+        _last.clear()
+        # A draw on the CPU is the same on every machine.
+        _last.append((device, Drawn(case, moved(draw(case, "cpu"), device))))
+    drawn = _last[0][1]
+    return drawn, drawn.laid_out(stacked)
 
 
 def moved(drawn: Inputs, device: str) -> Inputs:
-    """The same inputs on another device: a draw on the CPU is the same on every machine."""
+    """The same inputs on another device."""
     cu_seqlens = None if drawn.cu_seqlens is None else drawn.cu_seqlens.to(device)
     return Inputs(drawn.gates.to(device), drawn.tokens.to(device), drawn.d_states.to(device), cu_seqlens)
 
 
 def compute(provider: Provider, stacked: Case, given: Inputs) -> Named:
-    """States and gradients of one provider, on the CPU."""
+    """States and gradients of one provider."""
     provider.prepare(stacked, [given])
     call = provider.build(stacked, given)
     outputs = call.run()
     if call.finish is not None:
         call.finish(outputs)
-    return {name: tensor.detach().cpu() for name, tensor in call.read(outputs).items()}
+    return {name: tensor.detach() for name, tensor in call.read(outputs).items()}
 
 
 def compare(outputs: Named, truth: Truth, stacked: Case, draws: int) -> Result:
@@ -100,7 +151,10 @@ def compare(outputs: Named, truth: Truth, stacked: Case, draws: int) -> Result:
 
 def protocol(case: Case) -> dict[str, Any]:
     """How the errors were measured; for 16-bit gates in a narrow range also every value that they can take."""
-    facts: dict[str, Any] = {"truth": "sequential_scan in float64 of the rounded inputs", "draws": case.draws}
+    facts: dict[str, Any] = {
+        "truth": "sequential_scan in float64 of the rounded inputs, in blocks (experiments/truth.py)",
+        "draws": case.draws,
+    }
     if DTYPES[case.dtype] in SIXTEEN_BIT and case.gates != "uniform_0_1":
         values = gate_values(case)
         facts |= {"gate_value_count": len(values), "gate_values": values}

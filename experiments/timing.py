@@ -90,6 +90,8 @@ class GraphSampler:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.batch = len(calls)
+        # A graph reads addresses: what the calls hold (saved states, inputs in another layout) must live as long.
+        self._calls = calls
         self._graph = torch.cuda.CUDAGraph()
         # Every output is kept: freed within the capture, the next call would write to the same, still cached, memory.
         with torch.cuda.graph(self._graph):
@@ -220,11 +222,12 @@ def interleave(
     repeats: int,
     finished: Callable[[str], None],
     failed: Callable[[str, Exception], None],
+    spent: dict[str, float],
 ) -> dict[str, list[Sample]]:
     """Samples of all providers, who take turns; each round starts with another of them.
 
     `finished` is called right after the last sample of a provider, `failed` instead where a sample or that call raises:
-    that provider has no samples, and the others go on.
+    that provider has no samples, and the others go on. `spent` gets the seconds of each.
     """
     names = list(samplers)
     taken: dict[str, list[Sample]] = {name: [] for name in names}
@@ -233,6 +236,7 @@ def interleave(
         for name in names[first:] + names[:first]:
             if name not in taken:
                 continue
+            began = time.perf_counter()
             try:
                 taken[name].append(samplers[name].sample(calls[name], keep=turn == repeats - 1))
                 if turn == repeats - 1:
@@ -240,4 +244,5 @@ def interleave(
             except Exception as error:
                 del taken[name]
                 failed(name, error)
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - began
     return taken

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.config import Case
-from experiments.inputs import bytes_of, draw, gate_values, shape, starts
+from experiments.inputs import bytes_of, changed, checksums, draw, gate_values, redraw, shape, starts
 
 CASE = Case("speed", "kernel", "forward", "float32", 2, 3, 50)
 
@@ -45,6 +45,33 @@ def test_layout_and_size_follow_the_case() -> None:
     assert shape(CASE) == (2, 3, 50)
     assert draw(replace(CASE, dim=-2), "cpu").tokens.shape == (2, 50, 3)
     assert bytes_of(replace(CASE, dtype="bfloat16")) == 2 * 3 * 50 * 2
+
+
+def test_both_layouts_hold_the_same_numbers() -> None:
+    first, last = draw(CASE, "cpu"), draw(replace(CASE, dim=-2), "cpu")
+    for name in ("gates", "tokens", "d_states"):
+        assert getattr(last, name).is_contiguous()
+        assert torch.equal(getattr(last, name), getattr(first, name).transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", ["gates", "tokens", "d_states", "cu_seqlens"])
+def test_a_write_to_what_is_shared_is_found_and_undone_in_place(dtype: str, name: str) -> None:
+    case = replace(CASE, dtype=dtype, lengths="1x20+2x15")
+    sets = [draw(case, "cpu", index) for index in range(2)]
+    before = checksums(sets)
+    originals = [{which: each.clone() for which, each in inputs.shared().items()} for inputs in sets]
+    addresses = [each.data_ptr() for inputs in sets for each in inputs.shared().values()]
+    assert changed(before, checksums(sets)) == []
+    written = sets[1].shared()[name].view(-1)
+    # The smallest change there is: the last bit of one element.
+    written[3] = written[3] + 1 if name == "cu_seqlens" else torch.nextafter(written[3], written[3] + 1)
+    assert changed(before, checksums(sets)) == [name]
+    redraw(sets, case, "cpu")
+    assert changed(before, checksums(sets)) == []
+    for inputs, original in zip(sets, originals, strict=True):
+        assert all(torch.equal(each, original[which]) for which, each in inputs.shared().items())
+    assert addresses == [each.data_ptr() for inputs in sets for each in inputs.shared().values()]
 
 
 def test_packed_sequences_become_offsets() -> None:

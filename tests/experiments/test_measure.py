@@ -1,8 +1,10 @@
 """A case from end to end on the CPU, and what becomes of providers that are wrong, slow, broken or too large."""
 
+import gc
 import json
 import re
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,12 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments import measure
+from experiments import bench, measure
+from experiments.bench import Bench, Contender
 from experiments.config import MODES, Case, Measure
+from experiments.correctness import Known
+from experiments.failures import failure
 from experiments.inputs import Inputs
 from experiments.measure import exceeded, run_case
+from experiments.pace import Pace
 from experiments.providers.base import AutogradProvider, Call
 from experiments.providers.registry import PROVIDERS
+from experiments.timing import GraphSampler, l2_bytes
 from scan.reference import blelloch_scan
 
 CASE = Case("speed", "api", "forward", "float32", 2, 3, 32)
@@ -76,6 +83,32 @@ def ignore(event: str, facts: dict[str, Any]) -> None:
     return None
 
 
+class Scribbles(Tree):
+    """Adds to its inputs, as a kernel that writes past the end of its own tensors may; from a given call on."""
+
+    def __init__(self, name: str = "linrec", first: int = 1, fails: bool = False) -> None:
+        self.name, self.first, self.fails, self.calls = name, first, fails, 0
+
+    def arrange(self, case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        self.inputs = inputs
+        return super().arrange(case, inputs)
+
+    def scan(self, gates: Tensor, tokens: Tensor) -> Tensor:
+        states = blelloch_scan(gates, tokens)
+        self.calls += 1
+        if self.calls >= self.first:
+            self.inputs.d_states.add_(1)
+            if self.fails:
+                raise RuntimeError("the launch failed")
+        return states
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known_from_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_pace", Pace())
+    monkeypatch.setattr(bench, "_known", Known())
+
+
 @pytest.fixture
 def put(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def place(**providers: Tree) -> None:
@@ -112,6 +145,11 @@ def test_a_case_from_end_to_end(mode: str, level: str) -> None:
     assert record["protocol"]["timing"] == "host_clock" and record["protocol"]["l2"] == "warm"
     assert record["protocol"]["repeats"] == 5 and record["protocol"]["rows_compared"] == 6
     assert "roofline_exceeded_by" in record["protocol"]
+    elapsed = record["protocol"]["elapsed_s"]
+    assert set(elapsed) == {"case", "inputs", *names}
+    assert {name for name in names if "timing" in elapsed[name]} == set(timed)
+    parts = elapsed["inputs"] + sum(seconds for name in names for seconds in elapsed[name].values())
+    assert 0.5 * elapsed["case"] < parts <= elapsed["case"] + 1e-3
     assert [facts["provider"] for event, facts in events if event == "checking"] == list(names)
     assert ("timing", {"providers": timed}) in events
     json.dumps(record, allow_nan=False)
@@ -165,16 +203,136 @@ def test_a_provider_that_raises_leaves_a_sentence_and_a_traceback(put: Callable[
 
 def test_a_provider_that_fails_while_it_is_timed_leaves_the_others_alone(put: Callable[..., None]) -> None:
     def fail(tokens: Tensor) -> Tensor:
-        raise RuntimeError("an illegal memory access was encountered")
+        raise RuntimeError("the launch failed")
 
     provider = Changes("linrec", fail)
     put(linrec=provider)
-    results = run_case(CASE, ("linrec", "ours"), QUICK, "cpu", provider.listen)["providers"]
-    assert results["linrec"] == {
-        "status": "error",
-        "reason": "RuntimeError: an illegal memory access was encountered.",
-    }
+    record = run_case(CASE, ("linrec", "ours"), QUICK, "cpu", provider.listen)
+    results = record["providers"]
+    assert results["linrec"] == {"status": "error", "reason": "RuntimeError: the launch failed."}
     assert len(results["ours"]["samples_ms"]) == 5
+    assert "context_broken_by" not in record["protocol"]
+
+
+class Context:
+    """A CUDA context that breaks: from then on, whatever anybody calls raises."""
+
+    broken = False
+
+    def provider(self, name: str, breaks_at: int | None = None) -> Tree:
+        context = self
+
+        class Uses(Tree):
+            calls = 0
+
+            def scan(self, gates: Tensor, tokens: Tensor) -> Tensor:
+                self.calls += 1
+                context.broken = context.broken or self.calls == breaks_at
+                if context.broken:
+                    raise RuntimeError("CUDA error: an illegal memory access was encountered\nlong advice")
+                return blelloch_scan(gates, tokens)
+
+        uses = Uses()
+        uses.name = name
+        return uses
+
+
+HOW = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def test_a_context_broken_at_admission_is_blamed_on_whoever_broke_it(put: Callable[..., None]) -> None:
+    context = Context()
+    put(warp=context.provider("warp"), linrec=context.provider("linrec", 1), scalar=context.provider("scalar"))
+    texts: list[str] = []
+    record = run_case(
+        CASE,
+        ("warp", "linrec", "scalar"),
+        QUICK,
+        "cpu",
+        lambda event, facts: texts.append(facts["provider"]) if event == "traceback" else None,
+    )
+    lost = {"status": "error", "reason": f"linrec broke the CUDA context before this was measured ({HOW})."}
+    assert record["providers"] == {
+        "warp": lost,
+        "linrec": {"status": "error", "reason": f"{HOW}."},
+        "scalar": lost,
+    }
+    assert record["protocol"]["context_broken_by"] == "linrec"
+    assert texts == ["linrec"]
+
+
+def test_a_context_broken_in_turn_costs_those_that_were_not_done(put: Callable[..., None]) -> None:
+    context = Context()
+    once = replace(QUICK, target_ms=1e-6, warmup_ms=1e-6)
+    # One call to be judged, one to warm up, then a call in each of five turns: the seventh is in the last turn, which
+    # begins with the second provider and ends with the first.
+    breaks = context.provider("scalar", 7)
+    put(warp=context.provider("warp"), linrec=context.provider("linrec"), scalar=breaks)
+    record = run_case(CASE, ("warp", "linrec", "scalar"), once, "cpu", ignore)
+    results = record["providers"]
+    assert record["protocol"]["context_broken_by"] == "scalar"
+    assert results["scalar"] == {"status": "error", "reason": f"{HOW}."}
+    # Its last sample was taken and looked at before that.
+    assert results["linrec"]["status"] == "ok" and len(results["linrec"]["samples_ms"]) == 5
+    assert results["warp"]["status"] == "error"
+    assert results["warp"]["reason"] == f"scalar broke the CUDA context before this was measured ({HOW})."
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_provider_that_modifies_its_inputs_is_named_and_harms_nobody(fails: bool, put: Callable[..., None]) -> None:
+    put(linrec=Scribbles(fails=fails))
+    case = replace(CASE, mode="forward_backward")
+    results = run_case(case, ("linrec", "ours", "blelloch"), QUICK, "cpu", ignore)["providers"]
+    if fails:
+        assert results["linrec"] == {"status": "error", "reason": "RuntimeError: the launch failed."}
+    else:
+        assert results["linrec"] == {"status": "wrong", "reason": "it modifies its inputs: d_states."}
+    assert results["ours"]["status"] == results["blelloch"]["status"] == "ok"
+
+
+def test_inputs_modified_while_timing_are_found_and_put_back(put: Callable[..., None]) -> None:
+    once = replace(QUICK, target_ms=1e-6, warmup_ms=1e-6)
+    put(linrec=Scribbles(first=7))
+    case = replace(CASE, mode="forward_backward")
+    results = run_case(case, ("ours", "linrec"), once, "cpu", ignore)["providers"]
+    # The last of five turns begins with ours, which is judged before the other one writes.
+    assert results["ours"]["status"] == "ok"
+    assert results["linrec"]["status"] == "wrong"
+    assert results["linrec"]["reason"] == (
+        "after it was timed, its inputs had been modified, by it or by one that took turns with it: d_states."
+    )
+
+
+class Saves(Tree):
+    """A provider whose calls read a tensor that they alone hold."""
+
+    levels = ("kernel",)
+
+    def __init__(self) -> None:
+        self.saved: list[weakref.ref[Tensor]] = []
+
+    def kernel_call(self, case: Case, inputs: Inputs) -> Call:
+        saved = inputs.tokens.clone()
+        self.saved.append(weakref.ref(saved))
+        return Call(lambda: (blelloch_scan(inputs.gates, saved),), self.read(case))
+
+
+def test_a_contender_keeps_what_its_graph_reads(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sets of buffers, not the first alone: a graph that reads freed memory breaks the context."""
+    at = Bench(replace(CASE, level="kernel"), QUICK, "cpu")
+    # As on a GPU, with graphs that run nothing.
+    at.cuda, at.wanted_sets = True, 3
+    monkeypatch.setattr(bench, "l2_bytes", lambda device: 2**20)
+    provider = Saves()
+    monkeypatch.setattr(GraphSampler, "poison", lambda self: None)
+    contender = at.admit(provider)
+    assert isinstance(contender, Contender) and contender.verdict.reason is None
+    assert contender.detail["timing"] == "graph_replay" and "captured" in captured
+    gc.collect()
+    assert len(provider.saved) == 3 and all(each() is not None for each in provider.saved)
+    del contender
+    gc.collect()
+    assert all(each() is None for each in provider.saved)
 
 
 def test_a_call_that_takes_too_long_is_not_sampled(put: Callable[..., None]) -> None:
@@ -183,6 +341,38 @@ def test_a_call_that_takes_too_long_is_not_sampled(put: Callable[..., None]) -> 
     result = run_case(CASE, ("linrec",), settings, "cpu", ignore)["providers"]["linrec"]
     assert result["status"] == "unsupported"
     assert re.fullmatch(r"one call took [\d.]+ s, more than measure\.longest_call_s = 0\.01\.", result["reason"])
+
+
+def test_a_length_is_refused_by_what_a_shorter_one_took(put: Callable[..., None]) -> None:
+    put(linrec=Slow())
+    settings = replace(QUICK, longest_call_s=0.08)
+    first = run_case(CASE, ("linrec",), settings, "cpu", ignore)["providers"]["linrec"]
+    assert first["status"] == "ok"
+    put(linrec=Raises())
+    longer = run_case(replace(CASE, T=64), ("linrec",), settings, "cpu", ignore)["providers"]["linrec"]
+    assert longer["status"] == "unsupported"
+    assert re.fullmatch(
+        r"one call is expected to take 0\.\d+ s, in proportion to 0\.0\d+ s at T = 32: more than "
+        r"measure\.longest_call_s = 0\.08\.",
+        longer["reason"],
+    )
+    other_mode = run_case(replace(CASE, T=64, mode="backward"), ("linrec",), settings, "cpu", ignore)
+    assert other_mode["providers"]["linrec"]["status"] == "error", "another mode takes another time"
+
+
+def test_pace_is_a_proportion_once_work_and_not_launches_take_the_time() -> None:
+    pace = Pace()
+    pace.saw("linrec", CASE, 0.01)
+    assert pace.refuses("linrec", replace(CASE, T=64000), 0.2) is None
+    pace.saw("linrec", replace(CASE, T=64), 0.06)
+    assert pace.refuses("linrec", replace(CASE, T=128), 0.2) is None
+    assert pace.refuses("linrec", replace(CASE, T=256), 0.2) == (
+        "one call is expected to take 0.24 s, in proportion to 0.06 s at T = 64: more than "
+        "measure.longest_call_s = 0.2."
+    )
+    assert pace.refuses("linrec", replace(CASE, T=64), 0.2) is None
+    assert pace.refuses("ref", replace(CASE, T=256), 0.2) is None
+    assert pace.refuses("linrec", replace(CASE, T=256, dtype="bfloat16"), 0.2) is None
 
 
 def test_a_provider_above_the_roofline_shows_that_the_roofline_is_wrong() -> None:
@@ -198,8 +388,19 @@ def test_a_provider_above_the_roofline_shows_that_the_roofline_is_wrong() -> Non
 
 
 def test_resource_exhausted_in_another_framework_is_out_of_memory() -> None:
-    result = measure.failure(ValueError("RESOURCE_EXHAUSTED: Out of memory allocating 3 GiB."))
+    result = failure(ValueError("RESOURCE_EXHAUSTED: Out of memory allocating 3 GiB."))
     assert result["status"] == "oom"
+
+
+@pytest.mark.parametrize(("free", "emptied"), [(60, 1), (80, 0)])
+def test_memory_is_given_back_where_others_see_a_device_half_full(
+    free: int, emptied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 140))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(None))
+    bench.make_room("cuda")
+    assert len(calls) == emptied
 
 
 @pytest.mark.gpu
@@ -241,7 +442,7 @@ def test_what_cannot_be_captured_is_timed_by_events_and_says_so(put: Callable[..
 
 @pytest.mark.gpu
 def test_a_large_call_is_timed_by_events() -> None:
-    l2 = measure.l2_bytes("cuda")
+    l2 = l2_bytes("cuda")
     T = 2 ** (64 * l2 // (3 * 4 * 2048)).bit_length()
     record = run_case(replace(CASE, B=1, C=2048, T=T, level="kernel"), ("ours", "roofline"), QUICK, "cuda", ignore)
     assert record["protocol"]["timing"] == "events" and record["protocol"]["buffer_sets"] == 1

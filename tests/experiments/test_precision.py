@@ -15,7 +15,7 @@ from experiments.inputs import DTYPES, Inputs
 from experiments.precision import run_case
 from experiments.providers.base import Call, Provider
 from experiments.providers.registry import PROVIDERS
-from experiments.truth import take_inputs, truth_of
+from experiments.truth import Truth, take_inputs, truth_of
 
 CASE = Case("precision", "", "forward_backward", "bfloat16", 1, 4, 64, draws=8)
 NAMES = ("states", "d_gates", "d_tokens")
@@ -39,6 +39,11 @@ class Exactly(Provider):
             return changed.to(DTYPES[case.dtype]) if self.rounded else changed
 
         return Call(lambda: tuple(map(value, NAMES)), lambda outputs: dict(zip(NAMES, outputs, strict=True)))
+
+
+@pytest.fixture(autouse=True)
+def _no_draws_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_last", [])
 
 
 def measured(
@@ -114,11 +119,11 @@ def test_real_providers_from_end_to_end(dtype: str) -> None:
         assert results[name]["status"] == "ok"
         for quantity in NAMES:
             assert len(results[name]["errors"][quantity]["rmse"]) == 2
-    # The truth itself: computed and returned in float64, gradients rounded to the dtype of the inputs.
-    assert results["sequential"]["errors"]["states"]["rmse"] == [0.0, 0.0]
-    d_gates = results["sequential"]["errors"]["d_gates"]
-    assert d_gates["rmse"] == pytest.approx(d_gates["rounding_rmse"], rel=1e-3)
-    assert results["ours"]["detail"]["strategy"] == "time_loop"
+    # The truth itself, rounded once to the dtype.
+    for errors in results["sequential"]["errors"].values():
+        assert errors["rmse"] == pytest.approx(errors["rounding_rmse"], rel=1e-3)
+    assert set(record["protocol"]["elapsed_s"]) == {"case", "inputs", *names}
+    assert results["ours"]["detail"] == {"level": "api", "strategy": "time_loop"}
     assert results["roofline"] == {"status": "unsupported", "reason": "roofline computes nothing."}
     assert results["warp"]["reason"] == "warp runs on cuda, and this device is cpu."
     json.dumps(record, allow_nan=False)
@@ -136,6 +141,83 @@ def test_a_provider_that_raises_leaves_a_sentence_and_a_traceback(monkeypatch: p
     assert record["providers"]["linrec"] == {"status": "error", "reason": "RuntimeError: the launch failed."}
     assert record["providers"]["blelloch"]["status"] == "ok"
     assert [facts["provider"] for event, facts in events if event == "traceback"] == ["linrec"]
+
+
+def test_both_layouts_are_measured_on_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("hillis_steele", "sequential", "blelloch")
+    found = {}
+    for dim in (-1, -2):
+        monkeypatch.setattr(precision, "truth_of", lambda *given, dim=dim: counted(dim, *given))
+        record = run_case(replace(CASE, dim=dim), names, Measure(), "cpu", lambda event, facts: None)
+        found[dim] = record["providers"]
+    for name in ("hillis_steele", "sequential"):
+        assert found[-1][name]["status"] == "ok" and found[-1][name]["errors"] == found[-2][name]["errors"]
+    assert found[-2]["blelloch"] == {
+        "status": "unsupported",
+        "reason": "blelloch takes channels first, time contiguous, and the case holds channels last.",
+    }
+    assert scanned == [-1], "the exact results of one layout serve the other"
+
+
+scanned: list[int] = []
+
+
+def counted(dim: int, *given: Any) -> Truth:
+    scanned.append(dim)
+    return truth_of(*given)
+
+
+def test_kernels_stand_in_where_the_public_function_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class KernelsOnly(Exactly):
+        levels = ("kernel",)
+        no_kernel = "exactly has no public function."
+
+        def kernel_call(self, case: Case, inputs: Inputs) -> Call:
+            assert case.level == "kernel"
+            return super().api_call(case, inputs)
+
+    monkeypatch.setattr(precision, "PROVIDERS", {"linrec": KernelsOnly(lambda name, value: value)})
+    result = run_case(CASE, ("linrec",), Measure(), "cpu", lambda event, facts: None)["providers"]["linrec"]
+    assert result["status"] == "ok" and result["detail"] == {"level": "kernel"}
+    case = replace(CASE, dim=-2)
+    result = run_case(case, ("linrec",), Measure(), "cpu", lambda event, facts: None)["providers"]["linrec"]
+    assert result == {"status": "unsupported", "reason": "exactly has no public function."}
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_a_provider_that_modifies_its_inputs_is_named_and_harms_nobody(
+    dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scribbles(Exactly):
+        dims = (-1, -2)
+
+        def api_call(self, case: Case, inputs: Inputs) -> Call:
+            inputs.d_states.add_(1)
+            inputs.tokens[0, 0, 0] = 5
+            return Call(lambda: (inputs.tokens,) * 3, lambda outputs: dict(zip(NAMES, outputs, strict=True)))
+
+    provider = Scribbles(lambda name, value: value)
+    monkeypatch.setattr(precision, "PROVIDERS", {**PROVIDERS, "linrec": provider})
+    case = replace(CASE, dim=dim)
+    names = ("sequential", "linrec", "hillis_steele")
+    spoilt = run_case(case, names, Measure(), "cpu", lambda event, facts: None)["providers"]
+    assert spoilt["linrec"] == {"status": "wrong", "reason": "it modifies its inputs: tokens, d_states."}
+    alone = run_case(case, ("sequential", "hillis_steele"), Measure(), "cpu", lambda event, facts: None)["providers"]
+    assert {name: spoilt[name] for name in alone} == alone
+
+
+def test_a_broken_context_is_blamed_on_whoever_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(name: str, value: Tensor) -> Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(precision, "PROVIDERS", {**PROVIDERS, "linrec": Exactly(change)})
+    record = run_case(CASE, ("blelloch", "linrec", "ours"), Measure(), "cpu", lambda event, facts: None)
+    results = record["providers"]
+    assert results["blelloch"]["status"] == "ok" and record["protocol"]["context_broken_by"] == "linrec"
+    assert results["ours"]["reason"] == (
+        "linrec broke the CUDA context before this was measured "
+        "(RuntimeError: CUDA error: an illegal memory access was encountered)."
+    )
 
 
 def test_the_values_of_16_bit_gates_are_told_where_they_are_few() -> None:

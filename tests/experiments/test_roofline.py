@@ -24,12 +24,12 @@ def test_bytes_of_a_case() -> None:
 
 def test_the_grid_of_variants() -> None:
     grid = variants()
-    assert len(grid) == len(set(grid)) > 20
-    assert {variant.block for variant in grid} == {512, 1024, 2048, 4096, 8192, 16384}
+    assert len(grid) == len(set(grid)) > 15
+    assert {variant.block for variant in grid} == {512, 1024, 2048}
     assert {variant.warps for variant in grid} == {1, 2, 4, 8}
     assert {variant.vector for variant in grid} == {2, 4}
     for variant in grid:
-        assert variant.vector <= variant.block // (32 * variant.warps) <= 64
+        assert variant.vector <= variant.block // (32 * variant.warps) <= 16
 
 
 @pytest.mark.parametrize("mode", MODES)

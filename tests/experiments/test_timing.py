@@ -1,6 +1,8 @@
 """Samplers and turns; nothing here asserts how long something takes."""
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -49,7 +51,9 @@ def test_providers_take_turns_and_another_begins_each_round() -> None:
     log: list[str] = []
     samplers = {name: Recorder(name, log) for name in "abc"}
     finished: list[str] = []
-    taken = interleave(samplers, {"a": 1, "b": 2, "c": 3}, 5, finished.append, lambda name, error: None)
+    spent: dict[str, float] = {}
+    taken = interleave(samplers, {"a": 1, "b": 2, "c": 3}, 5, finished.append, lambda name, error: None, spent)
+    assert set(spent) == set("abc") and min(spent.values()) > 0
     assert "".join(log) == "abcbcacababcbca"
     assert all([sample.ms for sample in samples] == [1.0, 2.0, 3.0, 4.0, 5.0] for samples in taken.values())
     assert set(taken) == set("abc")
@@ -62,7 +66,7 @@ def test_a_provider_that_fails_leaves_and_the_others_go_on() -> None:
     samplers = {"a": Recorder("a", log), "b": Recorder("b", log, fails_at=1)}
     failures: list[tuple[str, str]] = []
     taken = interleave(
-        samplers, {"a": 1, "b": 1}, 5, lambda name: None, lambda name, error: failures.append((name, str(error)))
+        samplers, {"a": 1, "b": 1}, 5, lambda name: None, lambda name, error: failures.append((name, str(error))), {}
     )
     assert list(taken) == ["a"] and len(taken["a"]) == 5
     assert failures == [("b", "broken")]
@@ -74,7 +78,7 @@ def test_a_check_that_fails_after_the_last_sample_is_a_failure() -> None:
         raise ValueError(name)
 
     failures: list[str] = []
-    taken = interleave({"a": Recorder("a", [])}, {"a": 1}, 5, finished, lambda name, error: failures.append(name))
+    taken = interleave({"a": Recorder("a", [])}, {"a": 1}, 5, finished, lambda name, error: failures.append(name), {})
     assert taken == {} and failures == ["a"]
 
 
@@ -146,6 +150,33 @@ def test_warm_up_runs_whole_batches_for_about_the_given_time() -> None:
     once = Recorder("b", [])
     warm_up(once, 1e-9)
     assert once.taken == [(1, False)]
+
+
+class Private:
+    """What only a call holds: saved states, inputs in another layout."""
+
+
+def holding(kept: list[weakref.ref[Private]]) -> Call:
+    private = Private()
+    kept.append(weakref.ref(private))
+
+    def run() -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(2) if private else torch.ones(2),)
+
+    return Call(run, lambda outputs: {"states": outputs[0]})
+
+
+def test_a_graph_keeps_what_its_calls_read(captured: list[str]) -> None:
+    """A graph holds addresses only: memory that a call alone holds would be freed and unmapped under it."""
+    kept: list[weakref.ref[Private]] = []
+    sampler = GraphSampler([holding(kept) for _ in range(3)] * 2)
+    gc.collect()
+    assert len(kept) == 3 and all(each() is not None for each in kept)
+    sampler.sample(6)
+    assert captured == ["captured", "replayed"]
+    del sampler
+    gc.collect()
+    assert all(each() is None for each in kept)
 
 
 @pytest.fixture
