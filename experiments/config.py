@@ -106,7 +106,8 @@ class Case:
     def id(self) -> str:
         """A readable name that ends in a hash of every field, so that two cases never share a folder."""
         words = [self.level, self.mode, self.dtype, self.gates if self.gates != "uniform_0_1" else ""]
-        words += [f"B{self.B}", f"C{self.C}", f"T{self.T}", "reverse" if self.reverse else ""]
+        words += [f"B{self.B}", f"C{self.C}", f"T{self.T}"]
+        words += ["channels_last" if self.dim == -2 else "", "reverse" if self.reverse else ""]
         return "-".join([word for word in words if word] + [digest(dataclasses.asdict(self))[:10]])
 
 
@@ -145,10 +146,16 @@ class Experiment:
     seed: int = 0
 
     def cases(self) -> list[Case]:
-        """Every case once, in the order in which they are measured; a packed case's T is the sum of its lengths."""
-        axes = (self.dtype, self.level, self.mode, self.gates, self.reverse, self.dim, self.lengths, self.B, self.C)
+        """Every case once, in the order in which they are measured; a packed case's T is the sum of its lengths.
+
+        Level and dtype are outermost, so that a sweep that is cut short has whole groups; cases that share their draw
+        follow each other.
+        """
+        rows = product(self.lengths, self.B, self.C, self.T)
         cases: dict[Case, None] = {}
-        for (dtype, level, mode, gates, reverse, dim, lengths, B, C), T in product(product(*axes), self.T):
+        for level, dtype, gates, (lengths, B, C, T), reverse, dim, mode in product(
+            self.level, self.dtype, self.gates, rows, self.reverse, self.dim, self.mode
+        ):
             total = sum(parse_lengths(lengths)) if lengths else T
             case = Case(self.stem, level, mode, dtype, B, C, total, dim, reverse, lengths, gates, self.draws, self.seed)
             cases[case] = None
@@ -193,11 +200,11 @@ class Measure:
 
     repeats: int = 7
     """Samples of each provider, taken round-robin over the providers."""
-    target_ms: float = 20.0
+    target_ms: float = 5.0
     """About how long one sample lasts: as many calls as fill it, at least one."""
-    warmup_ms: float = 50.0
+    warmup_ms: float = 10.0
     """About how long each provider runs before its first sample, at least one call."""
-    longest_call_s: float = 2.0
+    longest_call_s: float = 0.2
     """A provider whose single call takes longer is recorded as `unsupported`, with that reason, instead of sampled."""
 
     def __post_init__(self) -> None:
@@ -228,6 +235,8 @@ class Settings:
     providers: tuple[str, ...]
     outputs: str
     fail_fast: bool = False
+    limit_minutes: float | None = None
+    """When to stop between two cases and leave the rest to the next start; None for never."""
 
     def __post_init__(self) -> None:
         if not self.providers:
@@ -235,6 +244,8 @@ class Settings:
         for name in self.providers:
             _choice("providers.names", name, PROVIDERS)
         _flag("fail_fast", self.fail_fast)
+        if self.limit_minutes is not None:
+            _positive("limit_minutes", self.limit_minutes)
         if not isinstance(self.outputs, str) or not self.outputs:
             raise ConfigError(f"outputs must be the path of a folder, got {self.outputs!r}.")
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-STARTED, ENDED, NOTE = "case started", "case ended", "note"
+OPENED, STARTED, ENDED, NOTE = "sweep started", "case started", "case ended", "note"
 
 
 class Events:
@@ -28,9 +28,29 @@ class Events:
                 continue
         return events
 
+    def count(self, event: str) -> int:
+        """How often something happened."""
+        return sum(each["event"] == event for each in self.read())
+
     def ended(self) -> dict[str, list[str]]:
         """The cases that ended, each with the providers that failed in it."""
         return {event["case_id"]: event["failures"] for event in self.read() if event["event"] == ENDED}
+
+    def opened(self) -> float | None:
+        """When the sweep was started, in seconds since the epoch; processes that go on with it do not count."""
+        return next((event["at"] for event in self.read() if event["event"] == OPENED), None)
+
+    def to_repeat(self) -> dict[str, str | None]:
+        """The cases that were measured once and broke the CUDA context, each with whose call was running if known."""
+        times: dict[str, list[dict[str, Any]]] = {}
+        for event in self.read():
+            if event["event"] == ENDED:
+                times.setdefault(event["case_id"], []).append(event)
+        return {
+            case_id: ended[0].get("broken_by")
+            for case_id, ended in times.items()
+            if len(ended) == 1 and ended[0].get("broken")
+        }
 
     def in_flight(self) -> dict[str, Any] | None:
         """The start of the case that was being measured when the process ended, with the last note about it."""

@@ -2,9 +2,30 @@
 
 import os
 import subprocess
+import time
 from typing import Any
 
 FACTS = ("driver", "sm_clock_mhz", "memory_clock_mhz", "other_gpu_processes")
+# An answer counts for this many times as long as it took: nvidia-smi needs up to a second, nvidia-ml-py a millisecond.
+_COUNTS_FOR = 20
+
+
+class GpuState:
+    """The facts about one GPU, asked again only where asking costs little of the time since."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self.uuid = uuid
+        self._answer: dict[str, Any] = {}
+        self._until = 0.0
+
+    def now(self) -> dict[str, Any]:
+        """The facts, at most a few seconds old."""
+        began = time.monotonic()
+        if not self._answer or began >= self._until:
+            self._answer = gpu_state(self.uuid)
+            ended = time.monotonic()
+            self._until = ended + _COUNTS_FOR * (ended - began)
+        return self._answer
 
 
 def gpu_state(uuid: str | None) -> dict[str, Any]:

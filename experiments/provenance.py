@@ -20,6 +20,20 @@ from experiments.gpu_state import gpu_state
 from experiments.hardware import ROOT, Machine
 
 MEASURED_SOURCES = ("scan", "experiments", "conf")
+# What changes a number when it is edited: how inputs are drawn, providers called, results judged and times taken.
+MEASURING = (
+    "bench.py",
+    "correctness.py",
+    "inputs.py",
+    "measure.py",
+    "pace.py",
+    "precision.py",
+    "providers/",
+    "roofline.py",
+    "roofline_kernels.py",
+    "timing.py",
+    "truth.py",
+)
 SOURCE_SUFFIXES = (".py", ".yaml")
 PACKAGES = (
     "accelerated-scan",
@@ -41,12 +55,13 @@ KEY_FACTS = (
     "triton",
     "python",
     "source_hash",
+    "measuring_hash",
     "packages",
 )
 
 
 def collect_provenance(machine: Machine) -> dict[str, Any]:
-    """The facts that hold for a whole process; `measured_now` adds those of the moment."""
+    """The facts that hold for a whole process; the sweep adds those of the moment."""
     import torch
 
     capability = ".".join(map(str, torch.cuda.get_device_capability(0))) if machine.device == "cuda" else None
@@ -67,12 +82,9 @@ def collect_provenance(machine: Machine) -> dict[str, Any]:
     }
 
 
-def measured_now(machine: Machine) -> dict[str, Any]:
-    """The time, the GPU's clocks and who else uses it, at this moment."""
-    moment = {"measured_at": datetime.now(UTC).isoformat(timespec="milliseconds")}
-    if machine.device != "cuda":
-        return moment
-    return moment | {name: value for name, value in gpu_state(machine.uuid).items() if name != "driver"}
+def measured_now() -> dict[str, Any]:
+    """The moment."""
+    return {"measured_at": datetime.now(UTC).isoformat(timespec="milliseconds")}
 
 
 def key_of(case: Mapping[str, Any], provenance: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
@@ -86,9 +98,14 @@ def sources(root: Path) -> dict[str, Any]:
 
     Without git (a copied tree), the commit is what the environment variable SCAN_COMMIT says.
     """
-    library, measured = sources_in(root, ("scan",)), sources_in(root, MEASURED_SOURCES)
+    measured = sources_in(root, MEASURED_SOURCES)
+    measuring = tuple(f"experiments/{name}" for name in MEASURING)
     facts: dict[str, Any] = {"commit": None, "dirty": None}
-    facts |= {"source_hash": hash_of_files(library), "measured_sources_hash": hash_of_files(measured)}
+    facts |= {
+        "source_hash": hash_of_files(_below(measured, ("scan/",))),
+        "measuring_hash": hash_of_files(_below(measured, measuring)),
+        "measured_sources_hash": hash_of_files(measured),
+    }
     top = _git(root, "rev-parse", "--show-toplevel")
     commit = _git(root, "rev-parse", "HEAD") if top and Path(top).resolve() == root.resolve() else None
     if commit is None:
@@ -101,6 +118,10 @@ def sources_in(root: Path, folders: Sequence[str]) -> dict[str, bytes]:
     """The Python and YAML files of a working tree's folders, by their path in it."""
     files = [file for folder in folders for file in (root / folder).rglob("*") if file.suffix in SOURCE_SUFFIXES]
     return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
+
+
+def _below(files: Mapping[str, bytes], paths: tuple[str, ...]) -> dict[str, bytes]:
+    return {name: file for name, file in files.items() if name.startswith(paths)}
 
 
 def sources_at(root: Path, commit: str, folders: Sequence[str]) -> dict[str, bytes] | None:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 from experiments import store
 from experiments.config import ConfigError, Settings
-from experiments.events import ENDED, Events
+from experiments.events import ENDED, OPENED, Events
 from experiments.hardware import ROOT
 from experiments.sweep import DONE, FAILED, INTERRUPTED, UNUSABLE, failed_result
 
@@ -53,13 +54,14 @@ def supervise(settings: Settings, run_folder: Path, command: Sequence[str] = SWE
     plan = run_folder / "plan.json"
     store.replace_file(plan, json.dumps(settings.to_dict(), indent=1) + "\n")
     events = Events(run_folder)
+    events.add(OPENED, at=time.time())
     while True:
-        ended_before = len(events.ended())
+        ended_before = events.count(ENDED)
         status = subprocess.run([*command, str(plan)], cwd=ROOT, check=False).returncode
         if status in (DONE, FAILED, UNUSABLE, INTERRUPTED):
             return status
         _record_crash(events, settings, status)
-        if len(events.ended()) == ended_before:
+        if events.count(ENDED) == ended_before:
             print(f"error: The sweep ended {_how(status)} without measuring anything; see above.", file=sys.stderr)
             return FAILED
         if settings.fail_fast:

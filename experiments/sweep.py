@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments import store
+from experiments.broken_context import says_broken
 from experiments.config import Case, ConfigError, Settings
 from experiments.device_lock import device_lock
 from experiments.events import ENDED, NOTE, STARTED, Events
+from experiments.gpu_state import GpuState
 from experiments.hardware import Machine, check, this_machine
 from experiments.progress import Progress
 from experiments.provenance import collect_provenance, key_of, measured_now
@@ -44,18 +46,6 @@ MEASURERS = {
     "precision": Measurer("experiments.precision", times=False),
 }
 
-# What CUDA says once a context can launch nothing more.
-BROKEN_CONTEXT = (
-    "device-side assert",
-    "illegal memory access",
-    "misaligned address",
-    "illegal instruction",
-    "unspecified launch failure",
-    "hardware stack error",
-    "uncorrectable ecc error",
-    "invalid program counter",
-)
-
 
 class Sweep:
     """The cases of one plan on this machine."""
@@ -71,34 +61,35 @@ class Sweep:
         self.measurer = MEASURERS[settings.experiment.stem]
         self.choices = {"measure": dataclasses.asdict(settings.measure)} if self.measurer.times else {}
         self.provenance = collect_provenance(self.machine)
+        self.gpu = GpuState(self.machine.uuid) if self.machine.device == "cuda" else None
         self.tracker = Tracker(settings.tracking, Path(settings.outputs))
         self.launcher = os.getppid()
+        opened = self.events.opened()
+        self.opened = time.time() if opened is None else opened
 
     def run(self) -> int:
         """Measure what is missing, failed or stale; the exit status of the process."""
         every_case = self.settings.experiment.cases()
         cases = [case for case in every_case if self.settings.hardware.fits(case)]
-        failed_before = {case_id for case_id, failures in self.events.ended().items() if failures}
         with Progress(self.settings.experiment.stem, len(cases)) as progress:
             if len(cases) < len(every_case):
                 left_out = len(every_case) - len(cases)
                 progress.say(f"{left_out} cases are left out: they do not fit hardware={self.settings.hardware.name}.")
-            missing = []
-            for case in cases:
-                if case.id in failed_before:
-                    progress.skip_failed()
-                elif self._is_current(case):
-                    progress.reuse()
-                else:
-                    missing.append(case)
-            for case in missing:
+            missing = self._missing(cases, progress)
+            for number, (case, without) in enumerate(missing):
                 if os.getppid() != self.launcher:
                     return FAILED  # the supervisor was killed; whoever starts the sweep again takes over
-                record = self._measure_unless_current(case, progress)
-                if record is None:
+                if self._is_over():
+                    progress.say(f"Stopped after {self.settings.limit_minutes:g} minutes, as limit_minutes asks.")
+                    for line in left([case for case, _ in missing[number:]]):
+                        progress.say(line)
+                    break
+                measured = self._measure_unless_current(case, without, progress)
+                if measured is None:
                     continue
+                record, broken = measured
                 self.tracker.mirror(record)
-                if context_is_broken(record, self.machine):
+                if broken:
                     return CONTEXT_BROKEN
                 if store.failures(record) and self.settings.fail_fast:
                     progress.say("Stopped at the first failed case, as fail_fast=true asks.")
@@ -106,14 +97,45 @@ class Sweep:
             progress.say(f"{progress.total} cases: {progress.counts()}.")
             return FAILED if progress.failed else DONE
 
+    def _missing(self, cases: list[Case], progress: Progress) -> list[tuple[Case, str | None]]:
+        """What is to be measured, each case with the provider that it is measured without.
+
+        A case that broke the context is measured once more, last of all, without whoever broke it: the others are not
+        to suffer, and a fault of the moment is not to cost a case. Ours is never left out.
+        """
+        failed_before = {case_id for case_id, failures in self.events.ended().items() if failures}
+        to_repeat = {} if self.settings.fail_fast else self.events.to_repeat()
+        first: list[tuple[Case, str | None]] = []
+        again: list[tuple[Case, str | None]] = []
+        for case in cases:
+            if case.id in to_repeat:
+                culprit = to_repeat[case.id]
+                again.append((case, culprit if culprit != "ours" else None))
+            elif case.id in failed_before:
+                progress.skip_failed()
+            elif self._is_current(case):
+                progress.reuse()
+            else:
+                first.append((case, None))
+        return first + again
+
+    def _is_over(self) -> bool:
+        limit = self.settings.limit_minutes
+        return limit is not None and time.time() >= self.opened + 60 * limit
+
     def _folder(self, case: Case) -> Path:
         return store.folder(self.settings.outputs, case.stem, case.id, self.settings.hardware.name)
 
     def _is_current(self, case: Case) -> bool:
         return store.state(store.read(self._folder(case) / store.RECORD), self._key(case)) == "current"
 
-    def _measure_unless_current(self, case: Case, progress: Progress) -> dict[str, Any] | None:
-        """The record that was measured now; None where whoever held the device meanwhile has measured the case."""
+    def _measure_unless_current(
+        self, case: Case, without: str | None, progress: Progress
+    ) -> tuple[dict[str, Any], bool] | None:
+        """The record that was measured now, and whether that broke the context.
+
+        None where whoever held the device meanwhile has measured the case.
+        """
         folder = self._folder(case)
         path = folder / store.RECORD
         waiting = f"Waiting: another process measures on {self.machine.name or 'this CPU'}."
@@ -124,12 +146,23 @@ class Sweep:
             started = time.monotonic()
             record = self._frame(case)
             self.events.add(STARTED, case_id=case.id, path=str(path), frame=record)
-            record |= self._measure(case, folder)
+            measured = self._measure(case, folder, without)
+            broken = context_is_broken(measured["providers"], self.machine)
+            if without is not None:
+                result = earlier_result(store.read(path), without)
+                measured["providers"] = {
+                    name: measured["providers"].get(name, result) for name in self.settings.providers
+                }
+                measured["protocol"]["measured_without"] = without
+            if self.gpu is not None:
+                record["provenance"] |= self.gpu.now()
+            record |= measured
             store.write(path, record)
         failures = store.failures(record)
-        self.events.add(ENDED, case_id=case.id, failures=failures)
+        broken_by = record["protocol"].get("context_broken_by")
+        self.events.add(ENDED, case_id=case.id, failures=failures, broken=broken, broken_by=broken_by)
         progress.finish(case.id, time.monotonic() - started, outcome(record), bool(failures))
-        return record
+        return record, broken
 
     def _key(self, case: Case) -> str:
         providers = list(self.settings.providers)
@@ -145,14 +178,16 @@ class Sweep:
             "case": dataclasses.asdict(case),
             "providers": dict.fromkeys(self.settings.providers),
             "protocol": dict(self.choices),
-            "provenance": self.provenance | measured_now(self.machine),
+            "provenance": self.provenance | measured_now(),
             "key": self._key(case),
         }
 
-    def _measure(self, case: Case, folder: Path) -> dict[str, Any]:
+    def _measure(self, case: Case, folder: Path, without: str | None) -> dict[str, Any]:
         """The providers and protocol of a record; an exception becomes the status of every provider."""
+        providers = tuple(name for name in self.settings.providers if name != without)
         for old in folder.glob("*traceback.txt"):
-            old.unlink()
+            if old.name != f"{without}.traceback.txt":
+                old.unlink()
 
         def emit(event: str, facts: dict[str, Any]) -> None:
             """Notes of the measuring code; `traceback` with `provider` and `text` is kept in the case's folder."""
@@ -163,11 +198,11 @@ class Sweep:
 
         try:
             run_case: Callable[..., dict[str, Any]] = importlib.import_module(self.measurer.module).run_case
-            measured = run_case(case, self.settings.providers, self.settings.measure, self.machine.device, emit)
+            measured = run_case(case, providers, self.settings.measure, self.machine.device, emit)
         except Exception as error:
             _keep_traceback(folder, "traceback.txt", traceback.format_exc())
             reason = f"{type(error).__name__}: {error}"
-            measured = {"providers": dict.fromkeys(self.settings.providers, failed_result(reason))}
+            measured = {"providers": dict.fromkeys(providers, failed_result(reason))}
         return {"providers": measured["providers"], "protocol": {**measured.get("protocol", {}), **self.choices}}
 
 
@@ -195,10 +230,27 @@ def outcome(record: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def context_is_broken(record: Mapping[str, Any], machine: Machine) -> bool:
+def earlier_result(stored: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    """The result of the provider that a case is measured without, from the record of the time before."""
+    if stored is not None and name in stored["providers"]:
+        return stored["providers"][name]
+    return failed_result("it broke the CUDA context, and the record of that is gone.")
+
+
+def left(cases: list[Case]) -> list[str]:
+    """What is left, a line for each level and dtype."""
+    groups: dict[str, list[str]] = {}
+    for case in cases:
+        words = " ".join(word for word in (case.level, case.dtype, case.gates) if word)
+        groups.setdefault(words, []).append(f"T={case.T} {case.mode}{' channels_last' if case.dim == -2 else ''}")
+    lines = [f"  {words}: {len(each)} cases, from {each[0]} to {each[-1]}" for words, each in groups.items()]
+    return [f"{len(cases)} cases are left; the same command goes on from here.", *lines]
+
+
+def context_is_broken(providers: Mapping[str, Mapping[str, Any]], machine: Machine) -> bool:
     """Whether this process can use its GPU no longer: by what CUDA said, else by asking it."""
-    reasons = [str(record["providers"][name].get("reason")).lower() for name in store.failures(record)]
-    if any(sign in reason for reason in reasons for sign in BROKEN_CONTEXT):
+    reasons = [str(providers[name].get("reason")) for name in store.failures({"providers": providers})]
+    if any(says_broken(reason) for reason in reasons):
         return True
     if not reasons or machine.device != "cuda":
         return False

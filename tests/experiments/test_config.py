@@ -75,6 +75,28 @@ def test_precision_covers_the_published_lengths_with_enough_draws():
     assert (made.B, made.C) == ((1,), (4,))
     assert set(made.gates) == {"uniform_0_1", "uniform_099_1"}
     assert made.draws >= 32
+    assert set(made.dim) == {-1, -2}, "the strategy of either layout"
+
+
+def test_what_matters_most_is_measured_first_and_draws_are_shared_by_neighbours():
+    cases = settings("experiment=speed").experiment.cases()
+    groups = list(dict.fromkeys((case.level, case.dtype) for case in cases))
+    assert groups == [(level, dtype) for level in ("kernel", "api") for dtype in ("float32", "bfloat16", "float16")]
+    assert [(case.T, case.mode) for case in cases[:4]] == [
+        (128, "forward"), (128, "backward"), (128, "forward_backward"), (256, "forward"),
+    ]  # fmt: skip
+    assert cases == sorted(cases, key=lambda case: groups.index((case.level, case.dtype)))
+    pair = settings("experiment=precision").experiment.cases()[:2]
+    assert [case.dim for case in pair] == [-1, -2] and dataclasses.replace(pair[1], dim=-1) == pair[0]
+
+
+def test_a_cpu_has_more_patience_with_a_call_unless_told_otherwise():
+    assert settings("hardware=cpu").measure.longest_call_s == 2 > settings("hardware=h200").measure.longest_call_s
+    assert settings("hardware=cpu", "measure.longest_call_s=0.5").measure.longest_call_s == 0.5
+
+
+def test_the_papers_measure_is_the_default():
+    assert settings("measure=paper").measure == Measure()
 
 
 def test_measuring_takes_at_least_five_samples():
@@ -148,6 +170,7 @@ def test_every_field_of_a_case_shows_in_its_id(field, value):
 def test_the_id_of_a_case_reads_and_stays():
     assert CASE.id.startswith("api-forward-float32-B2-C3-T128-")
     assert CASE.id == Case(**dataclasses.asdict(CASE)).id
+    assert "-T128-channels_last-" in dataclasses.replace(CASE, dim=-2).id
 
 
 @pytest.mark.parametrize(
@@ -166,6 +189,8 @@ def test_the_id_of_a_case_reads_and_stays():
         (["measure.target_ms=-1"], "measure.target_ms must be a positive number, got -1."),
         (["tracking.mode=on"], "tracking.mode must be one of 'offline', 'online', 'disabled', got 'on'."),
         (["providers.names=[]"], "providers.names must name at least one provider, got none."),
+        (["limit_minutes=0"], "limit_minutes must be a positive number, got 0."),
+        (["limit_minutes=soon"], "limit_minutes must be a positive number, got 'soon'."),
         (["fail_fast=perhaps"], "fail_fast must be true or false, got 'perhaps'."),
         (["outputs=''"], "outputs must be the path of a folder, got ''."),
         (
@@ -271,7 +296,13 @@ def test_help_names_every_choice_and_folder():
     ).stdout
     for group in ("experiment", "hardware", "measure", "tracking", "providers"):
         assert re.search(rf"^{group}: {', '.join(options(group))}$", shown, re.MULTILINE)
-    for words in ("PATH/<stem>/<case>/record.json", "experiment=precision", "fail_fast: false", "collect"):
+    for words in (
+        "PATH/<stem>/<case>/record.json",
+        "experiment=precision",
+        "fail_fast: false",
+        "limit_minutes: null",
+        "collect",
+    ):
         assert words in shown
     assert "Powered by Hydra" not in shown
 

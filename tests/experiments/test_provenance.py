@@ -7,7 +7,7 @@ import types
 import pytest
 
 from experiments import gpu_state, provenance
-from experiments.hardware import Machine
+from experiments.hardware import ROOT, Machine
 
 FOLDERS = ("scan", "experiments", "conf")
 
@@ -89,7 +89,7 @@ def test_without_git_the_sources_are_still_hashed(tree, monkeypatch):
 def test_this_machine():
     found = provenance.collect_provenance(Machine("cpu"))
     assert found["gpu"] is None and found["cpu"] and found["torch"] and found["cpu_threads"] >= 1
-    assert "measured_at" in provenance.measured_now(Machine("cpu"))
+    assert set(provenance.measured_now()) == {"measured_at"}
 
 
 @pytest.mark.parametrize("fact", provenance.KEY_FACTS)
@@ -104,6 +104,46 @@ def test_the_key_ignores_the_moment_and_the_commit():
     assert provenance.key_of({"T": 1}, facts, {"a": 1}) == provenance.key_of({"T": 1}, later, {"a": 1})
     assert provenance.key_of({"T": 1}, facts, {"a": 1}) != provenance.key_of({"T": 2}, facts, {"a": 1})
     assert provenance.key_of({"T": 1}, facts, {"a": 1}) != provenance.key_of({"T": 1}, facts, {"a": 2})
+
+
+def test_editing_what_changes_a_number_changes_the_measuring_hash(tree):
+    before = provenance.sources(tree)["measuring_hash"]
+    for name in ("timing.py", "providers/fla.py"):
+        file = tree / "experiments" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("# edited\n")
+        after = provenance.sources(tree)["measuring_hash"]
+        assert after != before
+        before = after
+    for name in ("experiments/progress.py", "scan/other.py", "conf/other.yaml"):
+        (tree / name).write_text("# edited: 1\n")
+    assert provenance.sources(tree)["measuring_hash"] == before
+
+
+def test_everything_that_is_named_as_measuring_exists():
+    for name in provenance.MEASURING:
+        assert (ROOT / "experiments" / name).exists()
+
+
+def test_slow_answers_about_the_gpu_count_for_longer(monkeypatch):
+    now, took, asked = [100.0], [1.0], []
+
+    def answer(uuid):
+        asked.append(uuid)
+        now[0] += took[0]
+        return {"sm_clock_mhz": len(asked)}
+
+    monkeypatch.setattr(gpu_state, "gpu_state", answer)
+    monkeypatch.setattr(gpu_state.time, "monotonic", lambda: now[0])
+    state = gpu_state.GpuState("abc")
+    assert state.now() == state.now() == {"sm_clock_mhz": 1}
+    now[0] += 19
+    assert state.now() == {"sm_clock_mhz": 1}
+    now[0] += 2
+    took[0] = 0.001
+    assert state.now() == {"sm_clock_mhz": 2}
+    now[0] += 0.1
+    assert state.now() == {"sm_clock_mhz": 3} and asked == ["abc"] * 3
 
 
 def test_nvml_is_asked_first(monkeypatch):

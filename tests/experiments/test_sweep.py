@@ -228,8 +228,70 @@ def test_a_broken_context_is_recorded_before_the_process_ends(plan, fake, tmp_pa
     fake(T2="broken")
     assert run(plan, tmp_path / "run") == sweep.CONTEXT_BROKEN
     assert statuses(plan) == {1: ("ok", "ok"), 2: ("ok", "error")}
+    assert fake(T2="broken") == [1, 2]
     assert run(plan, tmp_path / "run") == sweep.FAILED, "the next process of the same run goes on after that case"
-    assert fake() == [1, 2, 3, 4]
+    assert fake() == [3, 4, 2]
+
+
+def test_a_case_that_broke_the_context_is_repeated_once_without_whoever_broke_it(plan, fake, tmp_path):
+    fake(T2="broken")
+    run(plan, tmp_path / "run")
+    first = records(plan)[2]
+    run(plan, tmp_path / "run")
+    second = records(plan)[2]
+    assert first["protocol"]["context_broken_by"] == "ref"
+    assert second["protocol"]["measured_without"] == "ref" and "context_broken_by" not in second["protocol"]
+    assert list(second["providers"]) == ["ours", "ref"]
+    assert second["providers"]["ours"]["samples_ms"] and second["provenance"] != first["provenance"]
+    assert second["providers"]["ref"] == first["providers"]["ref"]
+    folder = store.folder(plan.outputs, "smoke", second["case_id"], "cpu")
+    assert (folder / "ref.traceback.txt").exists()
+    fake()
+    assert run(plan, tmp_path / "run") == sweep.FAILED and fake() == [], "twice is enough for one sweep"
+    assert run(plan, tmp_path / "again") == sweep.DONE and fake() == [2]
+
+
+@pytest.mark.parametrize("happens", ["broken", "broken once"])
+def test_ours_is_never_left_out(plan, fake, tmp_path, monkeypatch, happens):
+    monkeypatch.setenv("FAKE_BREAKS", "ours")
+    fake(T4=happens)
+    assert run(plan, tmp_path / "run") == sweep.CONTEXT_BROKEN
+    for_good = happens == "broken"
+    assert run(plan, tmp_path / "run") == (sweep.CONTEXT_BROKEN if for_good else sweep.DONE)
+    assert statuses(plan)[4] == ("error" if for_good else "ok", "ok")
+    assert run(plan, tmp_path / "run") == (sweep.FAILED if for_good else sweep.DONE)
+    assert fake() == [1, 2, 3, 4, 4]
+
+
+def test_a_sweep_stops_cleanly_at_its_limit_and_a_rerun_completes_it(plan, fake, run_folder, tmp_path, capsys):
+    limited = dataclasses.replace(plan, limit_minutes=2)
+    fake(T1="error")
+    sweeping = sweep.Sweep(limited, run_folder, CPU)
+    over = iter([False, False, True])
+    sweeping._is_over = lambda: next(over)
+    assert sweeping.run() == sweep.FAILED
+    assert fake() == [1, 2]
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "Stopped after 2 minutes, as limit_minutes asks.",
+        "2 cases are left; the same command goes on from here.",
+        "  api float32 uniform_0_1: 2 cases, from T=3 forward to T=4 forward",
+        "4 cases: 2 measured, 0 reused, 1 failed.",
+    ]
+    assert sweep.Sweep(dataclasses.replace(plan, limit_minutes=None), tmp_path / "again", CPU)._is_over() is False
+    (tmp_path / "again").mkdir()
+    assert run(dataclasses.replace(plan, limit_minutes=60), tmp_path / "again") == sweep.DONE
+    assert fake() == [1, 3, 4]
+
+
+def test_the_limit_counts_from_the_start_of_the_whole_sweep(plan, fake, run_folder, capfd):
+    limited = dataclasses.replace(plan, limit_minutes=10)
+    Events(run_folder).add("sweep started", at=time.time() - 601)
+    assert sweep.Sweep(limited, run_folder, CPU).run() == sweep.DONE
+    assert fake() == []
+    again = run_folder.with_name("again")
+    again.mkdir()
+    assert supervise(limited, again, FAKE) == sweep.DONE
+    assert fake() == list(LENGTHS) and Events(again).opened() == pytest.approx(time.time(), abs=300)
 
 
 def test_a_lock_holder_is_waited_for_and_its_records_are_used(plan, fake, tmp_path, capsys):
@@ -280,7 +342,7 @@ def test_a_torn_last_event_is_ignored(tmp_path):
 def test_the_supervisor_goes_on_after_a_crash_and_a_broken_context(plan, fake, run_folder, capfd):
     fake(T1="broken", T3="die")
     assert supervise(plan, run_folder, FAKE) == sweep.FAILED
-    assert fake() == [1, 2, 3, 4]
+    assert fake() == [1, 2, 3, 4, 1]
     assert statuses(plan) == {1: ("ok", "error"), 2: ("ok", "ok"), 3: ("error", "error"), 4: ("ok", "ok")}
     crashed = records(plan)[3]
     reasons = {each["reason"] for each in crashed["providers"].values()}
@@ -288,7 +350,7 @@ def test_the_supervisor_goes_on_after_a_crash_and_a_broken_context(plan, fake, r
     shown = capfd.readouterr().out
     assert "The sweep ended with exit status 75; it goes on in a fresh process.\n" in shown
     assert "The sweep ended by signal SIGSEGV; it goes on in a fresh process.\n" in shown
-    assert shown.splitlines()[-1] == "4 cases: 1 measured, 1 reused, 2 failed."
+    assert shown.splitlines()[-1] == "4 cases: 2 measured, 1 reused, 2 failed."
 
 
 def test_the_supervisor_stops_without_progress(plan, run_folder, capfd):
