@@ -8,7 +8,7 @@ FROM ${BASE_IMAGE}
 # hadolint ignore=DL3008
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-    ca-certificates g++ latexmk make python3-dev python3-venv texlive-fonts-recommended texlive-latex-recommended \
+    ca-certificates g++ git latexmk make python3-dev python3-venv texlive-fonts-recommended texlive-latex-recommended \
  && rm -rf /var/lib/apt/lists/*
 
 # The last one: container/driver.py checks the driver itself, and says how to mend what it finds.
@@ -36,12 +36,12 @@ RUN python -c "import accelerated_scan.warp" \
 
 WORKDIR /opt/linear-scan
 COPY . .
-# What is written goes to /outputs, whoever runs the container; without a volume there it ends with the container.
-RUN mkdir /outputs \
+# What is written goes to /outputs, whoever runs the container; without a volume there it ends with the container. The
+# tests' linter of imports keeps a cache beside the sources.
+RUN install --directory --mode 1777 /outputs .import_linter_cache \
  && ln -s /outputs outputs \
  && ln -s /outputs/paper paper/build \
- && chmod -R a+rX . \
- && chmod 1777 /outputs
+ && chmod -R a+rX .
 
 # The commit of the sources, for the records: --build-arg SCAN_COMMIT="$(git rev-parse HEAD)"
 ARG SCAN_COMMIT

@@ -22,6 +22,7 @@ VERBS = {
     "smoke": "say in a minute whether this machine can reproduce",
     "bash": "open a shell, or run what its arguments say",
 }
+WRITING = ("reproduce", "experiments")
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 
 
@@ -95,13 +96,15 @@ def start(verb: str, arguments: Sequence[str]) -> int:
         os.execvp("bash", ["bash", *arguments])
     needs_gpu = "--figures-only" not in arguments
     gpu = check(driver_library()) if needs_gpu else None
-    if verb != "test":
+    if verb in WRITING:
         prepare_outputs(OUTPUTS)
     if gpu:
         print(f"GPU: {gpu}.", flush=True)
     elif needs_gpu:
         print(no_gpu(verb, arguments), flush=True)
     statuses = [subprocess.run(command, check=False).returncode for command in commands(verb, arguments, bool(gpu))]
+    if verb in WRITING:
+        print(where(OUTPUTS, verb), flush=True)
     return next((status for status in statuses if status), 0)
 
 
@@ -109,12 +112,20 @@ def no_gpu(verb: str, arguments: Sequence[str]) -> str:
     """What happens instead where no GPU is visible."""
     if verb == "reproduce" and not arguments:
         happens = (
-            "Figures, tables, claims and the PDF are built from the stored results, and nothing is measured. A smaller "
+            "Figures, tables and the PDF are built from the stored results, and nothing is measured. A smaller "
             "sweep of this CPU: reproduce --quick"
         )
     else:
         happens = f"This {verb} runs on the CPU"
     return f"No GPU is visible in this container. {happens}. With a GPU:\n  {RUN}"
+
+
+def where(outputs: Path, verb: str) -> str:
+    """Where what was written is outside of the container."""
+    if not outputs.is_mount():
+        return f"All of it ends with this container, because no folder is mounted at {outputs}. To keep it:\n  {RUN}"
+    paper = ", figures, tables and the PDF in paper/" if verb == "reproduce" else ""
+    return f"Outside of the container: records are in the folder that is mounted at {outputs}{paper}."
 
 
 def _is_known(uid: int) -> bool:

@@ -335,8 +335,18 @@ def test_without_a_gpu_it_says_what_it_does(
     monkeypatch.setattr(entry.subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 0))
     assert entry.main([]) == 0
     shown = capsys.readouterr().out
-    assert "No GPU is visible in this container. Figures, tables, claims and the PDF are built from the stored" in shown
+    assert "No GPU is visible in this container. Figures, tables and the PDF are built from the stored" in shown
     assert entry.RUN in shown
+
+
+def test_results_without_a_volume_are_said_to_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entry.where(tmp_path, "reproduce") == (
+        f"All of it ends with this container, because no folder is mounted at {tmp_path}. To keep it:\n  {entry.RUN}"
+    )
+    monkeypatch.setattr(Path, "is_mount", lambda self: True)
+    mounted = f"Outside of the container: records are in the folder that is mounted at {tmp_path}"
+    assert entry.where(tmp_path, "experiments") == f"{mounted}."
+    assert entry.where(tmp_path, "reproduce") == f"{mounted}, figures, tables and the PDF in paper/."
 
 
 def test_an_unknown_verb_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:

@@ -21,8 +21,9 @@ STUB = """
   outputs = { self }: {
     legacyPackages.x86_64-linux = let
       named = name: derivation { inherit name; system = "x86_64-linux"; builder = "/bin/sh"; };
-      forced = name: packages: text:
-        derivation { inherit name text; system = "x86_64-linux"; builder = "/bin/sh"; packages = map toString packages; };
+      forced = name: packages: text: derivation {
+        inherit name text; system = "x86_64-linux"; builder = "/bin/sh"; packages = map toString packages;
+      };
       path = sub: packages: builtins.concatStringsSep ":" (map (package: "${package}/${sub}") packages);
       listed = names: builtins.listToAttrs (map (name: { inherit name; value = named name; }) names);
     in listed [ "uv" "gcc" "gnumake" "git" "zlib" "ninja" "hadolint" "actionlint" ] // {
