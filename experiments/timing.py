@@ -94,7 +94,8 @@ class GraphSampler:
         self._calls = calls
         self._graph = torch.cuda.CUDAGraph()
         # Every output is kept: freed within the capture, the next call would write to the same, still cached, memory.
-        with torch.cuda.graph(self._graph):
+        # Other threads (JAX has some) may go on calling CUDA meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._outputs = [call.run() for call in calls]
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 

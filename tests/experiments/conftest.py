@@ -29,7 +29,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return 1.0
 
     @contextmanager
-    def capture(graph: Graph) -> Iterator[None]:
+    def capture(graph: Graph, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
         yield
         log.append("captured")
 
