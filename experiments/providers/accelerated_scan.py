@@ -22,6 +22,10 @@ _MOST_REF_ELEMENTS = 8 * 1536 * 16384
 # one, so the kernel walks through twice the memory of its tensors (warp.cuh, AlignedTuple, version 0.3.1).
 _WARP_OVERRUNS_FROM = 4096
 
+# The backward kernel of `scalar` masks its shifted load of states on the left only (scalar.py, backward_scan, version
+# 0.3.1), and so reads up to one block behind the last row.
+_SCALAR_BLOCK = 2048
+
 
 class _AcceleratedScan(AutogradProvider):
     def function(self, case: Case, inputs: Inputs) -> Callable[[Tensor, Tensor], Tensor]:
@@ -114,14 +118,18 @@ class Warp(_Kernels):
     def given(self, case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         gates, tokens, d_states = super().given(case, inputs)
         if _overruns(case):
-            gates, tokens, d_states = (_with_slack(tensor).copy_(tensor) for tensor in (gates, tokens, d_states))
+            gates, tokens, d_states = (
+                _with_slack(tensor, tensor.numel()).copy_(tensor) for tensor in (gates, tokens, d_states)
+            )
         return gates, tokens, d_states
 
     def output(self, case: Case, inputs: Inputs, name: str) -> Tensor:
-        return _with_slack(inputs.tokens) if _overruns(case) else super().output(case, inputs, name)
+        return (
+            _with_slack(inputs.tokens, inputs.tokens.numel()) if _overruns(case) else super().output(case, inputs, name)
+        )
 
     def saved(self, case: Case, tokens: Tensor) -> Tensor:
-        return _with_slack(tokens) if _overruns(case) else super().saved(case, tokens)
+        return _with_slack(tokens, tokens.numel()) if _overruns(case) else super().saved(case, tokens)
 
     def forward(self, package: ModuleType, gates: Tensor, tokens: Tensor, states: Tensor) -> None:
         package.warpscan_forward(gates, tokens, states, False)
@@ -135,6 +143,20 @@ class Warp(_Kernels):
 class Scalar(_Kernels):
     name = "scalar"
     package = "accelerated_scan.scalar"
+
+    def limits(self, case: Case, device: str) -> str | None:
+        if case.level == "api" and case.mode != "forward" and case.T % _SCALAR_BLOCK:
+            return (
+                f"scalar's backward reads past the end of its saved states where T is no multiple of {_SCALAR_BLOCK}, "
+                "so only its kernels are run there, see level kernel."
+            )
+        return super().limits(case, device)
+
+    def output(self, case: Case, inputs: Inputs, name: str) -> Tensor:
+        return _with_slack(inputs.tokens, _SCALAR_BLOCK) if name == "states" else super().output(case, inputs, name)
+
+    def saved(self, case: Case, tokens: Tensor) -> Tensor:
+        return _with_slack(tokens, _SCALAR_BLOCK)
 
     def forward(self, package: ModuleType, gates: Tensor, tokens: Tensor, states: Tensor) -> None:
         B, C, T = gates.shape
@@ -165,6 +187,6 @@ def _overruns(case: Case) -> bool:
     return DTYPES[case.dtype] in SIXTEEN_BIT and case.T >= _WARP_OVERRUNS_FROM
 
 
-def _with_slack(like: Tensor) -> Tensor:
-    """Zeros like a contiguous tensor, at the front of twice the memory."""
-    return like.new_zeros(2 * like.numel())[: like.numel()].view(like.shape)
+def _with_slack(like: Tensor, elements: int) -> Tensor:
+    """Zeros like a contiguous tensor, with as many more behind them."""
+    return like.new_zeros(like.numel() + elements)[: like.numel()].view(like.shape)

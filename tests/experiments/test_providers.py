@@ -241,6 +241,32 @@ def test_warp_gets_memory_to_overrun_where_it_does(
     assert ("past their end" in str(provider("warp").detail(case, "cuda"))) == private
 
 
+@pytest.mark.parametrize("mode", ["backward", "forward_backward"])
+def test_scalar_gets_states_that_it_may_read_past(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward kernel reads up to one block behind the last row."""
+    case = replace(CASE, level="kernel", mode=mode, T=512)
+    read = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *tensors, **_: read.append(tensors)
+
+    monkeypatch.setattr(
+        provider("scalar"), "module", lambda: SimpleNamespace(forward_scan=Kernel(), backward_scan=Kernel())
+    )
+    provider("scalar").build(case, draw(case, "cpu")).run()
+    states = read[-1][1]
+    assert states.untyped_storage().nbytes() - states.nbytes == 2048 * states.element_size()
+
+
+@pytest.mark.parametrize(
+    ("T", "mode", "refused"), [(512, "backward", True), (512, "forward", False), (2048, "backward", False)]
+)
+def test_scalar_is_not_called_where_it_reads_memory_of_others(T: int, mode: str, refused: bool) -> None:
+    reason = provider("scalar").limits(replace(CASE, level="api", mode=mode, T=T), "cuda")
+    assert (reason is not None and "reads past the end of its saved states" in reason) == refused
+
+
 def test_a_kernel_writes_to_buffers_that_can_be_poisoned(warp: list[str]) -> None:
     inputs = draw(CASE, "cpu")
     call = check("warp", replace(CASE, level="kernel"), inputs)
