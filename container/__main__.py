@@ -116,7 +116,7 @@ def no_gpu(verb: str, arguments: Sequence[str]) -> str:
             "sweep of this CPU: reproduce --quick"
         )
     else:
-        happens = f"This {verb} runs on the CPU"
+        happens = f"Here {verb} runs on the CPU"
     return f"No GPU is visible in this container. {happens}. With a GPU:\n  {RUN}"
 
 
@@ -124,7 +124,7 @@ def where(outputs: Path, verb: str) -> str:
     """Where what was written is outside of the container."""
     if not outputs.is_mount():
         return f"All of it ends with this container, because no folder is mounted at {outputs}. To keep it:\n  {RUN}"
-    paper = ", figures, tables and the PDF in paper/" if verb == "reproduce" else ""
+    paper = "; figures, tables and the PDF are in its folder paper" if verb == "reproduce" else ""
     return f"Outside of the container: records are in the folder that is mounted at {outputs}{paper}."
 
 

@@ -346,7 +346,7 @@ def test_results_without_a_volume_are_said_to_be_lost(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Path, "is_mount", lambda self: True)
     mounted = f"Outside of the container: records are in the folder that is mounted at {tmp_path}"
     assert entry.where(tmp_path, "experiments") == f"{mounted}."
-    assert entry.where(tmp_path, "reproduce") == f"{mounted}, figures, tables and the PDF in paper/."
+    assert entry.where(tmp_path, "reproduce") == f"{mounted}; figures, tables and the PDF are in its folder paper."
 
 
 def test_an_unknown_verb_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
