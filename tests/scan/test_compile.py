@@ -369,7 +369,8 @@ def test_transforms_compiled_or_refused(contract_device: torch.device) -> None:
         torch.testing.assert_close(got, wanted)
 
 
-def test_invalid_offsets_raise_when_compiled_too() -> None:
+def test_invalid_offsets_raise_when_compiled_too(contract_device: torch.device) -> None:
+    # On the CPU, whether there is a GPU or not.
     compiled = torch.compile(lambda g, cu: linear_scan(g, g, cu_seqlens=cu).states, backend="aot_eager")
     with pytest.raises(ValueError, match="cu_seqlens must end within the time axis of 5 steps, but ends at 9"):
         compiled(torch.rand(2, 5), torch.tensor([0, 3, 9]))

@@ -57,8 +57,8 @@ def test_a_sequence_keeps_its_poison(case: Case, bad: int, device: torch.device)
     clean = _sequences(run(case, draw(case, device)), case, bad)
     for what in ("gates", "tokens", "initial_state", "d_states", "d_final_state"):
         for value in POISONS:
-            if what != "gates" and value not in (math.inf, 1e30):
-                continue  # NaN and -Inf take the same way as these
+            if what != "gates" and value is not math.inf:
+                continue  # the other values take the same way
             inputs = draw(case, device)
             _poison(inputs, case, bad, what, value)
             dirty = _sequences(run(case, inputs), case, bad)
@@ -199,25 +199,25 @@ def test_final_state_is_the_last_state(case: Case, device: torch.device) -> None
 
 @pytest.mark.parametrize("case", grid(T=(130,), lengths=(None, (60, 0, 65)), **BOTH), ids=str)
 def test_a_row_does_not_see_the_others(case: Case, device: torch.device) -> None:
-    case = dataclasses.replace(case, rows=(3, 5), initial=True)
+    case = dataclasses.replace(case, rows=(2, 3), initial=True)
     clean = run(case, draw(case, device))
     inputs = draw(case, device)
     channels = -2 if case.dim == -1 else -1
     for tensor in (inputs.gates, inputs.tokens, inputs.d_states):
         assert tensor is not None
-        kept = tensor.select(channels, 3)[1].clone()
+        kept = tensor.select(channels, 2)[1].clone()
         tensor.fill_(math.nan)
-        tensor.select(channels, 3)[1].copy_(kept)
+        tensor.select(channels, 2)[1].copy_(kept)
     dirty = run(case, inputs)
     for name in ("states", "d_gates", "d_tokens"):
         before, after = clean[name], dirty[name]
         assert before is not None and after is not None
-        assert torch.equal(bits(before.select(channels, 3)[1]), bits(after.select(channels, 3)[1])), name
+        assert torch.equal(bits(before.select(channels, 2)[1]), bits(after.select(channels, 2)[1])), name
 
 
 @pytest.mark.parametrize("case", grid(T=(70,), lengths=(None, (31, 0, 30)), dim=(-1, -2)), ids=str)
 def test_twenty_runs_give_the_same_bits(case: Case, device: torch.device) -> None:
-    case = dataclasses.replace(case, rows=(2,) if not ON_GPU else (8, 512), initial=True)
+    case = dataclasses.replace(case, rows=(1,) if not ON_GPU else (8, 512), initial=True)
     inputs = draw(case, device)
     runs = [run(case, inputs) for _ in range(20)]
     for name, first in runs[0].items():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -17,7 +16,7 @@ import torch
 from scan import launch, tuning
 from tests.conftest import INTERPRETING
 from tests.scan.budget import assert_within, expected
-from tests.scan.cases import DTYPES, Case, bits, draw, grid, interpretable
+from tests.scan.cases import DTYPES, NAMES, Case, bits, draw, grid, interpretable
 from tests.scan.runs import check, run_implementation
 
 BOTH = {"dim": (-1, -2), "reverse": (False, True)}
@@ -25,7 +24,7 @@ USUAL = (torch.float32, torch.bfloat16)
 MIXED = [(g, x) for g, x in itertools.permutations(DTYPES, 2)]
 
 
-@pytest.mark.parametrize("case", grid(T=(*range(1, 18), 31, 33), dtype=DTYPES, **BOTH), ids=str)
+@pytest.mark.parametrize("case", grid(T=(*range(1, 10), 15, 16, 17, 31, 33), dtype=DTYPES, **BOTH), ids=str)
 def test_short(case: Case, device: torch.device) -> None:
     check(case, device)
 
@@ -57,7 +56,7 @@ def test_longer_than_a_power_of_two_of_16_bits(case: Case, device: torch.device)
     check(case, device)
 
 
-@pytest.mark.parametrize("rows", [(1,), (5,), (2, 3), (3, 1), (2, 2, 2), (), (127,)], ids=str)
+@pytest.mark.parametrize("rows", [(1,), (5,), (2, 3), (3, 1), (2, 2, 2), (), (35,)], ids=str)
 @pytest.mark.parametrize("case", grid(T=(5, 61), **BOTH), ids=str)
 def test_rows(rows: tuple[int, ...], case: Case, device: torch.device) -> None:
     if not rows and case.dim == -2:
@@ -131,35 +130,39 @@ def test_gradients_only_for_what_asks(case: Case, lengths: tuple[int, ...] | Non
                 assert torch.equal(bits(gradient), bits(wanted)), f"{name} depends on what else is asked for"
 
 
-def _configurations() -> list[Any]:
-    """Everything that tuning returns, for any length, element size and direction."""
+def _configurations() -> dict[str, tuple[str, torch.dtype, tuning.Tile]]:
+    """Everything that tuning returns, for any length, dtype and direction, by layout."""
     lengths = sorted({max(1, 2**k + step) for k in range(22) for step in (-1, 0, 1)})
-    seen: dict[Any, None] = {}
-    for itemsize, backward in itertools.product((2, 4, 8), (False, True)):
-        for T in lengths:
-            for packed in (False, True):
-                seen[tuning.time_contiguous(T, itemsize, backward=backward, packed=packed)] = None
-            for C in (1, 16, 32, 64, 1536):
-                seen[tuning.channels_last(T, C, itemsize, backward=backward)] = None
-    return list(seen)
+    found: dict[str, tuple[str, torch.dtype, tuning.Tile]] = {}
+    for T, dtype, backward in itertools.product(lengths, (*USUAL, torch.float64), (False, True)):
+        direction = {"backward": backward}
+        tiles = [("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **direction, packed=packed))
+                 for packed in (False, True)]  # fmt: skip
+        tiles += [("channels_last", tuning.channels_last(T, C, dtype.itemsize, **direction)) for C in (1, 16, 64, 1536)]
+        for layout, tile in tiles:
+            # The interpreter knows no warps and no stages.
+            shown = tile[:3] if INTERPRETING else tile
+            found["-".join([layout, NAMES[dtype], *map(str, shown)])] = (layout, dtype, tile)
+    return found
 
 
-def _name(config: Any) -> str:
-    return "-".join([type(config).__name__, *map(str, config)])
+CONFIGURATIONS = _configurations()
 
 
-@pytest.mark.parametrize("dtype", USUAL, ids=str)
-@pytest.mark.parametrize("config", _configurations(), ids=_name)
+@pytest.mark.parametrize(("layout", "dtype", "tile"), CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
 def test_every_configuration_alone(
-    config: Any, dtype: torch.dtype, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+    layout: str, dtype: torch.dtype, tile: tuning.Tile, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contiguous = isinstance(config, tuning.TimeContiguous)
-    choose = "time_contiguous" if contiguous else "channels_last"
-    monkeypatch.setattr(tuning, choose, lambda *_, **__: config)
+    monkeypatch.setattr(tuning, layout, lambda *_, **__: tile)
     monkeypatch.setattr(launch, "_plans", {})  # launches are kept by shape, as a process has one tuning
-    tile = config.groups * config.width if contiguous else config.steps
-    for T, reverse, lengths in ((tile, False, None), (tile + 3, True, None), (tile + 3, False, (tile - 1, 0, 2))):
-        case = Case(T, dtype, rows=(3,), dim=-1 if contiguous else -2, reverse=reverse, lengths=lengths, initial=True)
+    steps, dim = tile.groups * tile.width, -1 if layout == "time_contiguous" else -2
+    # One tile filled, and two with the second one hardly begun, in one of them an end of a sequence on the border.
+    for T, reverse, lengths in (
+        (steps, False, None),
+        (steps + 3, True, None),
+        (steps + 3, False, (steps - 1, 0, 1, 2)),
+    ):
+        case = Case(T, dtype, rows=(2,), dim=dim, reverse=reverse, lengths=lengths, initial=True)
         inputs = draw(case, kernel_device)
         assert_within(run_implementation(launch, case, inputs), expected(case, inputs))
 
@@ -191,7 +194,7 @@ def any_case(draw: st.DrawFn) -> Case:
 
 
 @hypothesis.given(case=any_case())
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 def test_any_case(case: Case, device: torch.device) -> None:
     hypothesis.assume(not INTERPRETING or interpretable(case.dtype, case.gates_dtype))
     check(case, device)

@@ -89,18 +89,13 @@ class _Kernel:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Kernel]:
-    from scan.kernels import channels_last, packed_table, time_contiguous
+    from scan.kernels import grouped, packed_table
 
     monkeypatch.setattr(launch, "_plans", {})
     stand_ins = {}
-    for module, names in (
-        (time_contiguous, ("forward", "backward")),
-        (channels_last, ("forward", "backward")),
-        (packed_table, ("mark_sequences",)),
-    ):
-        for name in names:
-            stand_ins[f"{module.__name__.split('.')[-1]}.{name}"] = stand_in = _Kernel(getattr(module, name))
-            monkeypatch.setattr(module, name, stand_in)
+    for module, name in ((grouped, "forward"), (grouped, "backward"), (packed_table, "mark_sequences")):
+        stand_ins[name] = _Kernel(getattr(module, name))
+        monkeypatch.setattr(module, name, stand_ins[name])
     return stand_ins
 
 
@@ -119,14 +114,12 @@ def test_a_kept_launch_passes_what_the_first_one_bound(case: Case, kernels: dict
     _launches(case, inputs)
     _launches(case, inputs)
     used = {name: k for name, k in kernels.items() if k.bound}
-    layout = "time_contiguous" if case.dim == -1 else "channels_last"
-    table = ["packed_table.mark_sequences"] if case.lengths is not None else []
-    assert sorted(used) == sorted([f"{layout}.forward", f"{layout}.backward", *table])
+    assert set(used) == {"forward", "backward"} | ({"mark_sequences"} if case.lengths is not None else set())
     for name, kernel in used.items():
         # One binding; packing makes the table once for each direction.
         ((bound_grid, bound),) = kernel.bound
         again = kernel.compiled[0].calls
-        assert len(again) == (3 if "mark" in name else 1)
+        assert len(again) == (3 if name == "mark_sequences" else 1)
         for called_grid, arguments in again:
             assert called_grid == bound_grid
             for argument, wanted in zip(arguments, bound.values(), strict=True):
@@ -143,7 +136,7 @@ def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, _Kernel]) ->
         (base, {"gates_dtype": torch.float64}), (base, {"reverse": True}), (base, {"log": True}), (base, {"T": 36}),
         (base, {"rows": (4,)}), (base, {"rows": (1, 3)}),
     ]  # fmt: skip
-    forward, backward = kernels["time_contiguous.forward"], kernels["time_contiguous.backward"]
+    forward, backward = kernels["forward"], kernels["backward"]
     cases = [Case(**{**vars(case), **change}) for case, change in variants]
     for _ in range(2):
         for case in cases:
@@ -169,11 +162,12 @@ def test_the_plans_kept_are_bounded(kernels: dict[str, _Kernel], monkeypatch: py
 def test_configurations_are_sound(T: int, C: int, itemsize: int, backward: bool, packed: bool) -> None:
     rows = tuning.time_contiguous(T, itemsize, backward=backward, packed=packed)
     assert rows == tuning.time_contiguous(T, itemsize, backward=backward, packed=packed)
-    assert rows.width * itemsize == 16 and rows.groups * rows.width <= tuning.LARGEST_TILE
-    columns = tuning.channels_last(T, C, itemsize, backward=backward)
-    for entry in (rows.rows, rows.groups, rows.num_warps, columns.steps, columns.channels, columns.num_warps):
-        assert entry > 0 and entry & (entry - 1) == 0, "blocks and warps are powers of two"
-    assert rows.num_warps <= 32 and columns.num_warps <= 32
+    assert rows.width * itemsize == 16, "a group is one vector"
+    for tile in (rows, tuning.channels_last(T, C, itemsize, backward=backward)):
+        assert tile.groups * tile.width <= tuning.LARGEST_TILE
+        for entry in (tile.rows, tile.groups, tile.width, tile.num_warps):
+            assert entry > 0 and entry & (entry - 1) == 0, "blocks and warps are powers of two"
+        assert tile.num_warps <= 32 and tile.stages >= 1
 
 
 # What only a GPU shows.
