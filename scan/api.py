@@ -81,7 +81,9 @@ def linear_scan(
         tensor([[1., 2., 5.]])
     """
     checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
-    return ScanOutput(*ops.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates))
+    states, final_state = ops.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
+    assert final_state is not None
+    return ScanOutput(states, final_state)
 
 
 def linear_scan_bidirectional(

@@ -45,7 +45,7 @@ def scan(
     if _is_batched(gates) or _is_batched(tokens) or (initial_state is not None and _is_batched(initial_state)):
         return torch.ops.linear_scan.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
     if _is_differentiated(gates, tokens, initial_state):
-        return _Scan.apply(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)  # type: ignore[no-any-return]
+        return _Scan.apply(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     return _implementation(tokens).forward(
         gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
     )
@@ -65,7 +65,7 @@ def _is_traced(gates: Tensor, tokens: Tensor, initial_state: Tensor | None) -> b
 
 
 # What `autograd.grad(is_grads_batched=True)` and vectorised Jacobians pass; the dispatcher loops over the entries.
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _is_differentiated(gates: Tensor, tokens: Tensor, initial_state: Tensor | None) -> bool:
@@ -130,11 +130,8 @@ class _Scan(torch.autograd.Function):
         # PyTorch switches forward mode off in here, and with it that of the transforms outside this one, whose
         # tangents would silently be those of a constant: switch it on again for operands without this level's own.
         with torch.autograd.forward_ad._set_fwd_grad_enabled(True):
-            return _tangents(
-                ctx,
-                cu_seqlens,
-                *(None if t is None else torch.autograd.forward_ad.unpack_dual(t).primal for t in operands),
-            )
+            primal = [None if t is None else torch.autograd.forward_ad.unpack_dual(t).primal for t in operands]
+            return _tangents(ctx, cu_seqlens, *primal)
 
     @staticmethod
     def vmap(
@@ -167,8 +164,8 @@ class _Scan(torch.autograd.Function):
 def _tangents(
     ctx: Any,
     cu_seqlens: Tensor | None,
-    gates: Tensor,
-    states: Tensor,
+    gates: Any,
+    states: Any,
     initial_state: Tensor | None,
     gates_t: Tensor | None,
     tokens_t: Tensor | None,
@@ -265,9 +262,7 @@ def _scan(
     reverse: bool,
     log_gates: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _implementation(tokens).forward(  # type: ignore[no-any-return]
-        gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, True
-    )
+    return _implementation(tokens).forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, True)
 
 
 def _scan_backward(
