@@ -30,14 +30,14 @@ class Code(NamedTuple):
 
     @property
     def wide_loads(self) -> int:
-        """Loads of 16 bytes, into registers or into shared memory."""
+        """Loads of 16 bytes, into registers or into shared memory; of 8 too on AMD, whose 64 lanes share a tile."""
         if self.amd:
-            return self.count(r"(global|buffer)_load_dwordx4")
+            return self.count(r"(global|buffer)_load_dwordx[24]")
         return self.count(r"ld\.global[.\w:]*\.v4|cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], 0x10")
 
     @property
     def wide_stores(self) -> int:
-        return self.count(r"(global|buffer)_store_dwordx4" if self.amd else r"st\.global[.\w:]*\.v4")
+        return self.count(r"(global|buffer)_store_dwordx[24]" if self.amd else r"st\.global[.\w:]*\.v4")
 
     @property
     def loads(self) -> int:
@@ -50,6 +50,10 @@ class Code(NamedTuple):
     @property
     def shuffles(self) -> int:
         return self.count(r"ds_bpermute|ds_swizzle|_dpp|permlane" if self.amd else r"shfl\.sync")
+
+    @property
+    def doubles(self) -> int:
+        return self.count(r"_f64" if self.amd else r"\.f64")
 
     @property
     def barriers(self) -> int:
