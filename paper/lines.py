@@ -9,9 +9,14 @@ from paper.style import Look
 def draw(
     panel: Axes, points: pd.DataFrame, column: str, label: str, look: Look, front: bool = False, failed: str = ""
 ) -> None:
-    """Draws `column` over T, with `<column>_low` and `<column>_high` as bars; the column `failed` says what is lost."""
+    """Draws `column` over T, with `<column>_low` and `<column>_high` as bars; the column `failed` says what is lost.
+
+    Nothing is drawn, and no legend lists it, where nothing was measured.
+    """
     points = points.sort_values("T")
     lost = points[failed].astype(bool) if failed else pd.Series(False, index=points.index)
+    if not (lost | points[column].notna()).any():
+        return
     values = points[column].mask(lost).astype(float)
     bars = [
         (sign * (points[f"{column}_{end}"].astype(float) - values)).clip(lower=0).fillna(0)

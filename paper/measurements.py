@@ -2,7 +2,8 @@
 
 `experiments.records.tidy` gives a row per case and provider; added here are the file a row comes from, the machine, and
 the ratios that the paper shows: providers of a case are measured in turns, so that a ratio is taken within each turn
-and its median and interval are those of the ratios.
+and its median and interval are those of the ratios. Both layouts of memory are measured: figures and tables show the
+one with time contiguous, and beside it ours with channels contiguous under a name of its own, `CHANNELS_LAST`.
 """
 
 import json
@@ -17,6 +18,8 @@ import pandas as pd
 
 from experiments.records import QUANTITIES, load, median_interval, tidy
 
+CHANNELS_LAST = "ours_channels_last"
+"""Ours with channels contiguous; the records call it ours, at dim = -2."""
 ORIGINS = ("paper", "here", "published")
 FAILED = ("diverged", "overflowed")
 HOPELESS = 100
@@ -58,9 +61,10 @@ class Measurements:
     machines: tuple[Machine, ...]
 
     def of(self, machine: Machine, stem: str, **equal: object) -> pd.DataFrame:
-        """The rows of one machine and stem whose columns have the given values."""
+        """The rows of one machine and stem whose columns have the given values, peers with time contiguous only."""
         rows = self.rows
         chosen = (rows["machine"] == machine) & (rows["stem"] == stem)
+        chosen &= (rows["dim"] == -1) | (rows["provider"] == CHANNELS_LAST)
         for column, value in equal.items():
             chosen &= rows[column] == value
         return rows[chosen]
@@ -125,6 +129,8 @@ def _rows(records: Sequence[Mapping[str, Any]], file: Path, origin: str) -> pd.D
     added = [_added(record, name) for record in records for name in record["providers"]]
     machines = [_machine(record, origin) for record in records for _ in record["providers"]]
     rows = pd.concat([tidy(records), pd.DataFrame(added)], axis=1)
+    rows["recorded_as"] = rows["provider"]
+    rows["provider"] = rows["provider"].mask((rows["provider"] == "ours") & (rows["dim"] == -2), CHANNELS_LAST)
     return rows.assign(machine=pd.Series(machines, dtype="object"), file=file.as_posix())
 
 
@@ -143,6 +149,8 @@ def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         "printed_speedup": (record.get("published") or {}).get("printed_speedup"),
         "roofline_exceeded_by": (protocol.get("roofline_exceeded_by") or {}).get(provider),
         "gate_values": protocol.get("gate_values"),
+        "layout": (result.get("detail") or {}).get("layout"),
+        "packages": provenance.get("packages"),
     }
     for column, other in (("fraction", "roofline"), ("over_warp", "warp")):
         row |= _ratio(column, providers.get(other) or {}, result)

@@ -12,15 +12,17 @@ from itertools import pairwise
 
 import pandas as pd
 
-from paper import style
+from paper import faults, style
 from paper.measurements import Machine, Measurements
-from paper.typeset import Float, decimals, escape, listed, significant, span
+from paper.typeset import Float, decimals, escape, listed, power, significant, span
 
 PUBLISHED = "associative_scan_triton"
 COMMANDS = {
     "speed": "python -m experiments -m experiment=speed",
     "precision": "python -m experiments -m experiment=precision",
 }
+NOISY = 5
+"""Times the width of the kernels' intervals; beyond it the text calls calls through the API noisy."""
 LONGEST_CASE_S = 600
 """A longer time between two records is a pause between two sweeps."""
 
@@ -37,6 +39,7 @@ class Number:
 def make(measurements: Measurements, floats: Mapping[str, Iterable[Float]]) -> str:
     """The content of numbers.tex; `floats` holds, by the name of its file, what the text may refer to."""
     numbers = [*_speed(measurements), *_precision(measurements), *_published(measurements), *_cpu(measurements)]
+    numbers += [Number(key, text, (_source(row),)) for key, text, row in faults.make(measurements)]
     date = newest(measurements)
     if date is not None:
         numbers.append(
@@ -59,7 +62,7 @@ def newest(measurements: Measurements) -> datetime | None:
 
 
 def _source(row: pd.Series) -> str:
-    return f"{row['file']}  case_id={row['case_id']}  provider={row['provider']}"
+    return f"{row['file']}  case_id={row['case_id']}  provider={row['recorded_as']}"
 
 
 def _range(prefix: str, rows: pd.DataFrame, column: str, digits: int | None = 2) -> list[Number]:
@@ -112,6 +115,25 @@ def _speed(measurements: Measurements) -> list[Number]:
         if provider in ("ours", PUBLISHED):
             numbers += _range(f"{prefix}.over_warp", group, "over_warp")
         numbers += _range(f"{prefix}.host_us", group, "host_median_us", None)
+    return numbers + _host(rows[rows["status"] == "ok"])
+
+
+def _host(rows: pd.DataFrame) -> list[Number]:
+    """How wide the intervals of a level are, and the host time of ours over that of warp in a call with gradients."""
+    numbers = []
+    widths = ((rows["high_ms"] - rows["low_ms"]) / rows["median_ms"]).groupby(rows["level"]).median()
+    for level, width in widths.dropna().items():
+        source = (f"the median over all cases and providers of level {level} of (high_ms - low_ms) / median_ms",)
+        numbers.append(Number(f"speed.{level}.width", significant(100 * width, 2), source))
+    if {"api", "kernel"} <= set(widths.index) and widths["api"] > NOISY * widths["kernel"]:
+        numbers.append(Number("speed.api.noisy", significant(widths["api"] / widths["kernel"], 2), ("the two widths",)))
+    calls = rows[(rows["level"] == "api") & (rows["mode"] == "forward_backward") & (rows["dtype"] == "float32")]
+    warp = calls[calls["provider"] == "warp"].set_index("T")["host_median_us"]
+    ours = calls[calls["provider"] == "ours"]
+    ours = ours.assign(host_over_warp=ours["host_median_us"] / ours["T"].map(warp))
+    prefix = "speed.api.forward_backward.float32.ours.host_over_warp"
+    if ours["host_over_warp"].min() > 1:
+        numbers += _range(f"{prefix}.behind", ours, "host_over_warp")
     return numbers
 
 
@@ -121,7 +143,7 @@ def _precision(measurements: Measurements) -> list[Number]:
         return []
     rows = measurements.of(machine, "precision")
     numbers = _machine("precision", machine, rows)
-    for (gates, dtype, provider), group in rows.groupby(["gates", "dtype", "provider"], sort=True):
+    for (gates, dtype, provider), group in rows.groupby(["gates", "dtype", "recorded_as"], sort=True):
         for quantity in style.QUANTITIES:
             sound = group[(group["status"] != "wrong") & ~group[f"{quantity}_failed"]]
             numbers += _range(f"precision.{gates}.{dtype}.{provider}.{quantity}", sound, f"{quantity}_factor")
@@ -147,7 +169,7 @@ def _published(measurements: Measurements) -> list[Number]:
             for name, row in (("shortest", group.iloc[0]), ("longest", group.iloc[-1])):
                 prefix = f"published.{machine.hardware}.precision.{dtype}.{name}"
                 numbers.append(Number(f"{prefix}.T", str(row["T"]), (_source(row),)))
-                numbers.append(Number(f"{prefix}.rmse", _power(row["states_rmse"]), (_source(row),)))
+                numbers.append(Number(f"{prefix}.rmse", power(row["states_rmse"]), (_source(row),)))
     return numbers
 
 
@@ -157,11 +179,6 @@ def _cpu(measurements: Measurements) -> list[Number]:
         return []
     rows = measurements.of(machines[0], "speed")
     return _machine("cpu", machines[0], rows)
-
-
-def _power(value: float) -> str:
-    mantissa, exponent = f"{value:.2e}".split("e")
-    return rf"${mantissa}\times10^{{{int(exponent)}}}$"
 
 
 def _references(floats: Mapping[str, Iterable[Float]]) -> dict[str, str]:

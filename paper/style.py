@@ -34,6 +34,7 @@ class Look:
 # Colours: Okabe and Ito, "Color Universal Design" (2008), without the yellow that print loses, and greys.
 LOOKS = {
     "ours": Look("ours", "ours", "#D55E00", "o", "-"),
+    "ours_channels_last": Look("ours, channels last", "ours, c. l.", "#8C2D04", "p", ":"),
     "warp": Look("accelerated-scan warp", "warp", "#0072B2", "s", "--"),
     "scalar": Look("accelerated-scan scalar", "scalar", "#56B4E9", "^", "-."),
     "ref": Look("accelerated-scan ref", "ref", "#56B4E9", "v", ":"),
@@ -111,7 +112,10 @@ def limit(axes: Axes, label: str) -> None:
 
 
 def plain_log_axis(axes: Axes) -> None:
-    """Labels 1, 2, 5, 10 instead of powers on a logarithmic axis that spans little."""
+    """Labels 1, 2, 5, 10 instead of powers on a logarithmic axis, if it spans little."""
+    low, high = axes.get_ylim()
+    if high > 1000 * low:
+        return
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())

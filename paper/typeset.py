@@ -44,6 +44,12 @@ def scientific(value: float | None) -> str:
     return MISSING if value is None or math.isnan(value) else f"{value:.2e}"
 
 
+def power(value: float) -> str:
+    """A number as a mantissa and a power of ten, for a sentence."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return rf"${mantissa}\times10^{{{int(exponent)}}}$"
+
+
 def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

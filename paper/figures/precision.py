@@ -6,7 +6,7 @@ import pandas as pd
 
 from paper import lines, style
 from paper.captions import counts
-from paper.measurements import Machine, Measurements
+from paper.measurements import CHANNELS_LAST, Machine, Measurements
 from paper.typeset import Float, escape, figure, listed
 
 
@@ -52,10 +52,13 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
     style.legend_above(figure_, axes)
     pdf = f"figures/precision-{gates.replace('_', '-')}-{machine.slug}.pdf"
     style.save(figure_, folder / pdf)
+    exact = rows[(rows["provider"] == "sequential") & rows["layout"].str.contains("computed in float64", na=False)]
     caption = (
         f"Errors on {escape(machine.title)}, {escape(style.GATES[gates])}, $C={counts(rows['C'])}$: RMSE against a "
         "sequential float64 scan, divided by that of rounding the exact result once to the type. Means of "
-        f"{counts(rows['draws'])} draws; bars span 95\\,\\% of the draws.{_failures(rows)}"
+        f"{counts(rows['draws'])} draws; bars span 95\\,\\% of the draws."
+        + (r" \emph{sequential} computes in float64 and rounds once." if len(exact) else "")
+        + _failures(rows)
     )
     return figure(f"fig:precision:{gates}:{machine.slug}", pdf, caption)
 
@@ -81,7 +84,7 @@ def _beside_published(measurements: Measurements, folder: Path) -> list[Float]:
     main = measurements.main("precision")
     series = [(published[0], provider) for provider in style.in_order(rows["provider"])]
     if main is not None:
-        series.insert(0, (main, "ours"))
+        series[:0] = [(main, "ours"), (main, CHANNELS_LAST)]
     dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
     figure_, axes = style.grid(1, len(dtypes), 2.2, share_y=False)
     for panel, dtype in zip(axes[0], dtypes, strict=True):
