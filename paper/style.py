@@ -34,7 +34,7 @@ class Look:
 # Colours: Okabe and Ito, "Color Universal Design" (2008), without the yellow that print loses, and greys.
 LOOKS = {
     "ours": Look("ours", "ours", "#D55E00", "o", "-"),
-    "ours_channels_last": Look("ours, channels last", "ours, c. l.", "#8C2D04", "p", ":"),
+    "ours_channels_last": Look("ours, channels last", "ours, cl", "#8C2D04", "p", ":"),
     "warp": Look("accelerated-scan warp", "warp", "#0072B2", "s", "--"),
     "scalar": Look("accelerated-scan scalar", "scalar", "#56B4E9", "^", "-."),
     "ref": Look("accelerated-scan ref", "ref", "#56B4E9", "v", ":"),
@@ -43,8 +43,8 @@ LOOKS = {
     "jax_associative_scan": Look("jax associative_scan", "jax", "#E69F00", "X", ":"),
     "associative_scan_triton": Look("associative_scan_triton", "asc. triton", "#000000", "*", "--"),
     "linrec": Look("linrec", "linrec", "#7F4F24", "h", "-."),
-    "sequential": Look("sequential", "sequential", "#666666", "1", ":"),
-    "hillis_steele": Look("Hillis-Steele", "H.-Steele", "#666666", "<", "-."),
+    "sequential": Look("sequential", "seq.", "#666666", "1", ":"),
+    "hillis_steele": Look("Hillis-Steele", "H.-St.", "#666666", "<", "-."),
     "blelloch": Look("Blelloch", "Blelloch", "#999999", ">", "--"),
     "roofline": Look("roofline", "roofline", "#000000", "", "-"),
 }

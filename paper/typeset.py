@@ -44,6 +44,12 @@ def scientific(value: float | None) -> str:
     return MISSING if value is None or math.isnan(value) else f"{value:.2e}"
 
 
+def brief(value: float) -> str:
+    """A large number as 5.1e5, for a narrow column."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
 def power(value: float) -> str:
     """A number as a mantissa and a power of ten, for a sentence."""
     mantissa, exponent = f"{value:.2e}".split("e")
@@ -76,7 +82,7 @@ def figure(label: str, pdf: str, caption: str) -> Float:
 def table(label: str, columns: str, head: Sequence[str], body: Sequence[str | Sequence[str]], caption: str) -> Float:
     """A table as wide as the text; a body line that is a string stands as it is, the others are cells."""
     lines = [
-        r"\begin{table*}[tp]\centering\footnotesize\setlength{\tabcolsep}{3.5pt}",
+        r"\begin{table*}[tp]\centering\footnotesize\setlength{\tabcolsep}{2.5pt}",
         rf"\caption{{{caption}}}\label{{{label}}}",
         rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
         r"\toprule",

@@ -9,6 +9,9 @@ from paper.captions import counts
 from paper.measurements import CHANNELS_LAST, Machine, Measurements
 from paper.typeset import Float, escape, figure, listed
 
+OFF_SCALE = 1000
+"""Times the rounding error, where the axis ends: beyond it the other lines would all be one."""
+
 
 def make(measurements: Measurements, folder: Path) -> list[Float]:
     """The figures that the stored precision records allow."""
@@ -38,15 +41,18 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
             for provider in style.in_order(points["provider"]):
                 look = style.look(provider)
                 of_provider = points[points["provider"] == provider]
+                lost = of_provider[f"{quantity}_failed"] | _off_scale(of_provider, quantity)
                 lines.draw(
-                    panel, of_provider, f"{quantity}_factor", look.label, look, provider == "ours", f"{quantity}_failed"
-                )
+                    panel, of_provider.assign(lost=lost), f"{quantity}_factor", look.label, look,
+                    provider in ("ours", CHANNELS_LAST), "lost",
+                )  # fmt: skip
             style.time_axis(panel, sorted(set(rows["T"])))
-            style.plain_log_axis(panel)
-            low, high = panel.get_ylim()
-            panel.set_ylim(min(low, 0.8), max(high, 4))
             panel.set_title(f"{style.QUANTITIES[quantity]}, {dtype}")
         axes[i][0].set_ylabel("RMSE / rounding error")
+    shown = [rows.loc[~rows[f"{each}_failed"] & ~_off_scale(rows, each), f"{each}_factor"].max() for each in quantities]
+    for panel in (panel for row in axes for panel in row):
+        panel.set_ylim(0.8, max(4, 1.3 * max(shown)))
+        style.plain_log_axis(panel)
     for panel in axes[-1]:
         panel.set_xlabel("sequence length T")
     style.legend_above(figure_, axes)
@@ -59,8 +65,27 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
         f"{counts(rows['draws'])} draws; bars span 95\\,\\% of the draws."
         + (r" \emph{sequential} computes in float64 and rounds once." if len(exact) else "")
         + _failures(rows)
+        + _beyond(rows, quantities)
     )
     return figure(f"fig:precision:{gates}:{machine.slug}", pdf, caption)
+
+
+def _off_scale(rows: pd.DataFrame, quantity: str) -> pd.Series:
+    return rows[f"{quantity}_factor"] > OFF_SCALE
+
+
+def _beyond(rows: pd.DataFrame, quantities: list[str]) -> str:
+    """Which finite errors are crosses because the axis ends below them."""
+    said = []
+    for provider in style.in_order(rows["provider"]):
+        for dtype in style.DTYPES:
+            points = rows[(rows["provider"] == provider) & (rows["dtype"] == dtype)]
+            for quantity in quantities:
+                far = points[_off_scale(points, quantity) & ~points[f"{quantity}_failed"]]
+                if len(far):
+                    lengths = listed([str(T) for T in sorted(set(far["T"]))])
+                    said.append(f"{style.look(provider).label}, {style.QUANTITIES[quantity]}, {dtype}, T = {lengths}")
+    return f" Crosses also where the error is over {OFF_SCALE} times: {escape('; '.join(said))}." if said else ""
 
 
 def _failures(rows: pd.DataFrame) -> str:

@@ -61,7 +61,9 @@ def _roofline(measurements: Measurements, machine: Machine, folder: Path) -> Flo
         f"{conditions(rows)}, bars are 95\\,\\% intervals of the median. {hollow(rows)} {above_roofline(rows)}"
     )
     if rows.loc[rows["provider"] == "hgrn", "median_ms"].notna().any():
-        caption += f" {style.look('hgrn').label} tunes itself once per width and type, at the first length of the sweep."
+        caption += (
+            f" {style.look('hgrn').label} tunes itself once per width and type, at the first length of the sweep."
+        )
     return figure(f"fig:speed:{machine.slug}", pdf, caption.strip())
 
 

@@ -6,8 +6,10 @@ import pandas as pd
 
 from paper import style
 from paper.captions import counts
-from paper.measurements import Machine, Measurements
-from paper.typeset import Float, decimals, escape, heading, scientific, table
+from paper.measurements import CHANNELS_LAST, Machine, Measurements
+from paper.typeset import Float, brief, decimals, escape, heading, scientific, table
+
+SHORT = {"overflowed": "overfl."}
 
 
 def make(measurements: Measurements) -> list[Float]:
@@ -116,9 +118,12 @@ def _cell(at: pd.DataFrame, provider: str, column: str) -> str:
         return decimals(None)
     row = found.iloc[0]
     if row[column.rsplit("_", 1)[0] + "_failed"] or row["status"] in ("oom", "error"):
-        return escape(row["status"])
+        return SHORT.get(row["status"], escape(row["status"]))
     value = float(row[column])
-    shown = scientific(value) if column.endswith("_rmse") or value >= 1000 else decimals(value)
+    if column.endswith("_rmse"):
+        shown = scientific(value)
+    else:
+        shown = brief(value) if value >= 1000 else decimals(value, 1 if value >= 10 else 2)
     return shown + (r"$^\dagger$" if row["status"] == "wrong" and not math.isnan(value) else "")
 
 
@@ -128,6 +133,10 @@ def _caption(what: str, machine: Machine, gates: str, rows: pd.DataFrame) -> str
         f"{counts(rows['draws'])} draws, against a sequential float64 scan of the same inputs; \\emph{{rounding}}: "
         "the exact result rounded once to the type."
     )
+    if CHANNELS_LAST in set(rows["provider"]):
+        caption += r" \emph{ours, cl}: with channels contiguous (last)."
+    if "overflowed" in set(rows["status"]):
+        caption += r" \emph{overfl.}: overflowed, the error is larger than the value."
     caption += "".join(_gate_values(dtype, rows[rows["dtype"] == dtype]) for dtype in style.DTYPES)
     if (rows["status"] == "wrong").any():
         caption += r" $^\dagger$: outside the error budget."

@@ -85,6 +85,33 @@ def test_least_and_greatest_leave_out_what_is_wrong_or_failed(text: str, measure
     assert float(defined["precision.uniform_0_1.bfloat16.warp.states.greatest"]) < 3
 
 
+def test_both_layouts_count_for_ours_and_one_for_its_peers(text: str) -> None:
+    defined = definitions(text)
+    prefix = "precision.uniform_0_1.float32"
+    assert float(defined[f"{prefix}.ours.states.greatest"]) > 1.45 > 1.1 > float(defined[f"{prefix}.ours.states.least"])
+    assert float(defined[f"{prefix}.hgrn.states.greatest"]) < 3.5, "with channels contiguous it is 4.5 in this data"
+    assert "ours_channels_last" not in text
+
+
+def test_faults_of_peers_are_quoted_from_their_records(text: str) -> None:
+    defined = definitions(text)
+    assert defined["faults.warp.version"] == "0.0.1"
+    assert defined["faults.warp.lengths"] == "8192 and 65536"
+    assert defined["faults.warp.reason"] == r"d\_gates differs by 7 times its error budget at row 3, t = 4095"
+    assert defined["faults.warp.bounds"] == "warp reads past the end of its tensors"
+    assert defined["faults.warp.layout"] == "copies, zeros behind"
+    assert (defined["faults.hgrn.version"], defined["faults.hgrn.shortest"]) == ("0.0.2", "2048")
+    assert defined["faults.hgrn.factor"].endswith(r"\times10^{5}$")
+
+
+def test_a_host_is_called_noisy_only_where_it_is(text: str, measured: Measurements) -> None:
+    assert 1.2 < float(definitions(text)["speed.api.forward_backward.float32.ours.host_over_warp.behind.least"]) < 1.3
+    assert "speed.api.noisy" in definitions(text)
+    rows = measured.rows
+    calm = Measurements(rows.assign(low_ms=rows["median_ms"] * 0.99, high_ms=rows["median_ms"]), measured.machines)
+    assert "speed.api.noisy" not in definitions(numbers.make(calm, {}))
+
+
 def test_published_numbers_are_those_printed(text: str) -> None:
     defined = definitions(text)
     assert defined["published.h100.kernel.forward_backward.least"] == "0.90"
