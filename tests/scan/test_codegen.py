@@ -5,7 +5,6 @@ Each kernel is compiled through `scan.launch`, with the configurations, constant
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from scan import launch, tuning
 from tests.scan.cases import NAMES
 from tests.scan.compiled import TARGETS, Code, code_of
 
+triton = pytest.importorskip("triton", reason="compiles Triton's kernels")
 pytestmark = pytest.mark.codegen
 
 # A scan of pairs (gate, state) that also yields the prefix before each pair combines 4 values; within a warp of 32 it
@@ -30,9 +30,9 @@ BARRIERS, BARRIERS_FINAL = 12, 28
 # 16 warps fit on a multiprocessor of 65,536 registers; packed tiles and tiles of channels trade warps for work.
 REGISTERS, REGISTERS_MOST = 128, 255
 LANES = {target: lanes for target, (_, _, lanes) in TARGETS.items()}
-# Where the tables were not measured, a few registers may be spilled: bytes, and on AMD registers, of which its pipelined
-# loops keep most in memory before Triton 3.7.
-SPILLED = {"sm_100": 16, "gfx942": 32 if importlib.metadata.version("triton") >= "3.7" else 2048}
+# Where the tables were not measured, a few registers may be spilled: in bytes, and on AMD in registers, of which its
+# pipelined loops keep most in memory before Triton 3.7.
+SPILLED = {"sm_100": 16, "gfx942": 32 if triton.__version__ >= "3.7" else 2048}
 
 
 class Kernel(NamedTuple):
