@@ -17,7 +17,7 @@ from scan import launch, tuning
 from tests.conftest import INTERPRETING
 from tests.scan.budget import assert_within, expected
 from tests.scan.cases import DTYPES, NAMES, Case, bits, draw, grid, interpretable
-from tests.scan.runs import check, run_implementation
+from tests.scan.runs import check, run, run_implementation
 
 BOTH = {"dim": (-1, -2), "reverse": (False, True)}
 USUAL = (torch.float32, torch.bfloat16)
@@ -98,6 +98,19 @@ def test_log_gates(case: Case, device: torch.device) -> None:
 @pytest.mark.parametrize("case", grid(T=(1, 21), dtype=DTYPES, initial=(True,), **BOTH), ids=str)
 def test_initial_state(case: Case, device: torch.device) -> None:
     check(case, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", grid(T=(9,), lengths=(None, (3, 0, 5)), dim=(-1, -2), initial=(True,)), ids=str)
+def test_initial_state_of_another_dtype(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    inputs = draw(case, device)
+    assert inputs.initial_state is not None
+    # The values of a narrow dtype are values of every other.
+    inputs.initial_state = inputs.initial_state.bfloat16().half().to(dtype)
+    outputs = run(case, inputs)
+    assert_within(outputs, expected(case, inputs))
+    gradient = outputs["d_initial_state"]
+    assert gradient is not None and gradient.dtype == dtype
 
 
 @pytest.mark.parametrize("case", [Case(21, x, g, initial=True) for g, x in MIXED], ids=str)

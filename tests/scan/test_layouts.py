@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scan import linear_scan
+from tests.scan.budget import assert_within, expected
 from tests.scan.cases import Case, bits, draw, grid, laid_out
 from tests.scan.runs import check, run
 
@@ -71,6 +72,33 @@ def test_gradient_of_a_sum_of_pieces(device: torch.device) -> None:
     wanted = torch.autograd.grad(linear_scan(gates, tokens).states, (gates, tokens), weights.contiguous())
     assert gates.grad is not None and torch.equal(gates.grad, wanted[0])
     assert tokens.grad is not None and torch.equal(tokens.grad, wanted[1])
+
+
+def _negated(tensor: Tensor) -> Tensor:
+    """The same values, whose signs PyTorch has yet to turn: code on complex numbers hands such views on."""
+    view = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
+    assert view.is_neg() and torch.equal(view, tensor)
+    return view
+
+
+@pytest.mark.parametrize("which", ["gates", "tokens", "initial_state", "d_states", "d_final_state"])
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_lazily_negated_tensors(which: str, dim: int, device: torch.device) -> None:
+    case = Case(9, rows=(2,), dim=dim, initial=True)
+    inputs = draw(case, device)
+    wanted = expected(case, inputs)
+    setattr(inputs, which, _negated(getattr(inputs, which)))
+    assert_within(run(case, inputs), wanted)
+
+
+@pytest.mark.parametrize("layout", ["swapped", "gaps", "strided", "scalar"])
+@pytest.mark.parametrize("case", grid(T=(9,), rows=((2, 3),), lengths=(None, (4, 0, 3)), dim=(-1, -2)), ids=str)
+def test_states_of_any_layout(layout: str, case: Case, device: torch.device) -> None:
+    case = dataclasses.replace(case, initial=True)
+    inputs = draw(case, device)
+    for name in ("initial_state", "d_final_state"):
+        setattr(inputs, name, laid_out(getattr(inputs, name), layout))
+    assert_within(run(case, inputs), expected(case, inputs))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
