@@ -99,11 +99,12 @@ def forward(
     if _is_elsewhere(tokens):
         with torch.cuda.device(tokens.device):
             return forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
+    gates, tokens = _stored(gates), _stored(tokens)
     states = torch.empty_like(tokens)
     table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, tokens.shape[dim])
     accumulate = _accumulation(gates, tokens)
     if initial_state is not None:
-        initial_state = initial_state.contiguous()
+        initial_state = _stored(initial_state).contiguous()
     final_state = None
     if want_final:
         final_state = _states_like(tokens, dim, cu_seqlens, accumulate, initial_state, table)
@@ -138,14 +139,17 @@ def backward(
                 gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
                 dim, reverse, log_gates, needs,
             )  # fmt: skip
+    gates = _stored(gates)
+    if d_states is not None:
+        d_states = _stored(d_states)
     d_gates = torch.empty_like(gates) if needs[0] else None
     d_tokens = torch.empty_like(states, dtype=tokens_dtype) if needs[1] else None
     table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, states.shape[dim])
     accumulate = _accumulation(gates, states)
     if initial_state is not None:
-        initial_state = initial_state.contiguous()
+        initial_state = _stored(initial_state).contiguous()
     if d_final_state is not None:
-        d_final_state = d_final_state.contiguous()
+        d_final_state = _stored(d_final_state).contiguous()
     d_initial = None
     if needs[2] and initial_state is not None:
         d_initial = _states_like(states, dim, cu_seqlens, accumulate, d_final_state, table)
@@ -337,6 +341,13 @@ def _states_like(
     if table.status is not None:
         filled.masked_fill_(table.status.bool(), float("nan"))
     return filled
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """The tensor with its values in memory as they read: PyTorch may keep a negation or zeros as a mark only."""
+    if tensor.is_neg():
+        return tensor.resolve_neg()
+    return tensor.clone() if tensor._is_zerotensor() else tensor
 
 
 def _accumulation(gates: Tensor, tokens: Tensor) -> torch.dtype:
