@@ -19,6 +19,7 @@ import time
 from collections import Counter
 
 import pytest
+import torch
 
 pytest.importorskip("hydra")
 
@@ -374,7 +375,9 @@ def test_sigkill_loses_doubles_and_tears_nothing(plan, fake, run_folder, tmp_pat
         "import json, pathlib; from experiments.config import Settings; from experiments.supervise import supervise;"
         f"supervise(Settings.from_dict(json.loads({settings!r})), pathlib.Path({str(run_folder)!r}), {FAKE!r})"
     )
-    sweeping = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
+    # The number of threads is a part of the key, and pytest's workers have one.
+    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    sweeping = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=threads, start_new_session=True)
     log = tmp_path / "measured.log"
     while not (log.exists() and len(log.read_text().split()) == 3):
         assert sweeping.poll() is None
