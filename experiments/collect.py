@@ -102,13 +102,29 @@ def collect(outputs: Path, results: Path, root: Path, only: str | None = None) -
     made = []
     for stem, hardware in sorted({(record["stem"], record["hardware"]) for record in found}):
         records = [record for record in found if (record["stem"], record["hardware"]) == (stem, hardware)]
-        chosen = choose(records, paper_settings(stem, hardware))
+        made.append(choose(records, paper_settings(stem, hardware)))
+    for chosen in made:
+        refuse_a_loss(chosen, results)
+    for chosen in made:
         if chosen.lines:
-            path = results / hardware / f"{stem}.jsonl"
+            path = results / chosen.hardware / f"{chosen.stem}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             store.replace_file(path, "\n".join(chosen.lines) + "\n")
-        made.append(chosen)
     return made
+
+
+def refuse_a_loss(chosen: Collected, results: Path) -> None:
+    """Raise where stored results hold cases that the outputs lack: records of two runs are never mixed."""
+    path = results / chosen.hardware / f"{chosen.stem}.jsonl"
+    if not chosen.lines or not path.exists():
+        return
+    stored = {json.loads(line)["case_id"] for line in path.read_text(encoding="utf-8").splitlines()}
+    lost = sorted(stored - {json.loads(line)["case_id"] for line in chosen.lines})
+    if lost:
+        raise ConfigError(
+            f"Nothing was collected: {chosen.hardware}/{path.name} holds {len(lost)} cases that the outputs lack, such "
+            f"as {lost[0]}; run the whole sweep into these outputs, or delete that file first."
+        )
 
 
 def main(arguments: list[str]) -> int:

@@ -26,7 +26,13 @@ def scan_arguments(
     if gates.dtype not in _DTYPES or tokens.dtype not in _DTYPES:
         name, value = ("gates", gates) if gates.dtype not in _DTYPES else ("tokens", tokens)
         raise _dtype_error(name, value)
-    if dim != -1 and dim != -2:
+    if tokens.layout != torch.strided or gates.layout != torch.strided or tokens.is_nested or gates.is_nested:
+        name, value = ("gates", gates) if gates.layout != torch.strided or gates.is_nested else ("tokens", tokens)
+        raise TypeError(
+            f"{name} must be a dense tensor, but came as a {'nested' if value.is_nested else value.layout} one: "
+            "convert it with to_dense, or pack sequences along time and pass cu_seqlens."
+        )
+    if type(dim) is not int or (dim != -1 and dim != -2):
         raise ValueError(
             f"dim must be -1 (time last, [..., T]) or -2 (time before channels, [..., T, C]), but came as {dim}: "
             f"move the time axis there, for example with tokens.movedim({dim}, -1)."
@@ -78,6 +84,7 @@ def check_offsets(cu_seqlens: Tensor, total: int, longest: int | None = None) ->
         ValueError: cu_seqlens must start with 0, but starts with 3: put a 0 in front of the cumulative lengths.
     """
     cu_seqlens_tensor(cu_seqlens)
+    counts(total=(total, 0))
     offsets = offset_values(cu_seqlens, total)
     if longest is not None:
         _declared_longest(_longest(offsets), longest)
@@ -102,6 +109,15 @@ def offset_values(cu_seqlens: Tensor, total: int) -> list[int]:
             "pass tokens that hold every packed step, or shorten the last sequences."
         )
     return offsets
+
+
+def counts(**values: tuple[Any, int]) -> None:
+    """Raise unless each named value is an integer that is not below its least."""
+    for name, (value, least) in values.items():
+        if not _is_count(value) or value < least:
+            raise ValueError(
+                f"{name} must be an int of at least {least}, but came as {value!r}: count it before the call."
+            )
 
 
 def lengths(values: Tensor) -> None:
@@ -135,6 +151,10 @@ def packed_data(data: Tensor, cu_seqlens: Tensor) -> None:
 def three_axes(a: Tensor, b: Tensor, names: tuple[str, str], axes: str) -> None:
     """Raise unless two floating or complex tensors have one shape, of three axes, and one device."""
     for name, value in zip(names, (a, b), strict=True):
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} must be a torch.Tensor, but came as {_kind(value)}: convert it with torch.as_tensor."
+            )
         if value.dtype not in _DTYPES:
             raise _dtype_error(name, value)
         if value.ndim != 3:
@@ -156,6 +176,8 @@ def three_axes(a: Tensor, b: Tensor, names: tuple[str, str], axes: str) -> None:
 
 def state_of_three_axes(h0: Tensor, b: Tensor) -> None:
     """Raise unless `h0` is an initial state for tokens `(batch, length, dim)`."""
+    if not isinstance(h0, Tensor):
+        raise TypeError(f"h0 must be a torch.Tensor, but came as {_kind(h0)}: convert it with torch.as_tensor.")
     shape = (b.shape[0], b.shape[2])
     if tuple(h0.shape) != shape:
         raise ValueError(
@@ -222,7 +244,11 @@ def branches(tokens: Tensor, tokens_reverse: Tensor, reduce: str | None) -> None
 
 def _seed_grid(grid: Any, tokens: Tensor, cu_seqlens: Tensor | None) -> int:
     """The number of chunks that a seed's grid declares, once its other entries agree with the data."""
-    if not isinstance(grid, (tuple, list)) or len(grid) not in (2, 3) or not all(_is_count(entry) for entry in grid):
+    if (
+        not isinstance(grid, (tuple, list))
+        or len(grid) not in (2, 3)
+        or not all(_is_count(entry) and entry >= 0 for entry in grid)
+    ):
         raise ValueError(
             f"grid must be (chunks, C) or (N, chunks, C) in integers, but came as {grid!r}: "
             "build it with get_grid or get_static_grid, or leave it out."

@@ -158,10 +158,14 @@ def get_grid(no_seq: int, max_seqlen: int, chunk_size: int, no_channels: int) ->
         chunk_size: steps in a chunk.
         no_channels: number of channels C.
 
+    Raises:
+        ValueError: an argument is no integer or too small.
+
     Example:
         >>> get_grid(no_seq=2, max_seqlen=300, chunk_size=128, no_channels=4)
         (1, 4, 4)
     """
+    checks.counts(no_seq=(no_seq, 1))
     chunks, channels = get_static_grid(max_seqlen, chunk_size, no_channels)
     return no_seq - 1, next_power_of_2(chunks), channels
 
@@ -174,20 +178,28 @@ def get_static_grid(max_seqlen: int, chunk_size: int, no_channels: int) -> tuple
         chunk_size: steps in a chunk.
         no_channels: number of channels C.
 
+    Raises:
+        ValueError: an argument is no integer or too small.
+
     Example:
         >>> get_static_grid(max_seqlen=300, chunk_size=128, no_channels=4)
         (3, 4)
     """
+    checks.counts(max_seqlen=(max_seqlen, 0), chunk_size=(chunk_size, 1), no_channels=(no_channels, 0))
     return -(-max_seqlen // chunk_size), no_channels
 
 
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least `n`, and at least 1.
 
+    Raises:
+        ValueError: `n` is no integer, or negative.
+
     Example:
         >>> [next_power_of_2(n) for n in (0, 1, 3, 4, 5)]
         [1, 1, 4, 4, 8]
     """
+    checks.counts(n=(n, 0))
     return 1 << max(0, n - 1).bit_length()
 
 

@@ -180,6 +180,23 @@ def test_an_unknown_commit_is_refused(project):
     )
 
 
+def test_fewer_cases_than_are_stored_are_refused(project):
+    run(project)
+    stored = project / "results" / "cpu" / "precision.jsonl"
+    before = stored.read_bytes()
+    folders = sorted((project / "outputs" / "precision").iterdir())
+    lost = min(json.loads((folder / "record.json").read_text())["case_id"] for folder in folders[1:])
+    for folder in folders[1:]:
+        (folder / "record.json").unlink()
+    with pytest.raises(ConfigError) as raised:
+        run(project)
+    assert str(raised.value) == (
+        f"Nothing was collected: cpu/precision.jsonl holds {len(folders) - 1} cases that the outputs lack, such as "
+        f"{lost}; run the whole sweep into these outputs, or delete that file first."
+    )
+    assert stored.read_bytes() == before
+
+
 def test_nothing_to_collect_is_said(project):
     assert refused(project, only="h100") == (
         f"There are no records of hardware h100 below {project / 'outputs'}; run `python -m experiments` first."

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from scan import checks
-from scan.packing import cu_seqlens_to_lengths, get_grid, get_static_grid, lengths_to_cu_seqlens, shift_pad
+from scan.packing import (
+    cu_seqlens_to_lengths,
+    get_grid,
+    get_static_grid,
+    lengths_to_cu_seqlens,
+    next_power_of_2,
+    shift_pad,
+)
 from scan.reference import blelloch_scan, parallel_scan, sequential_scan
 
 DTYPES = "float16, bfloat16, float32, float64, complex64 or complex128"
@@ -200,6 +207,59 @@ COMPLAINTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "cu_seqlens must end within the time axis of 3 steps, but ends at 4: "
         "pass tokens that hold every packed step, or shorten the last sequences.",
+    ),
+    "check_offsets: a total in words": (
+        lambda: checks.check_offsets(_offsets(0, 4), "4"),  # type: ignore[arg-type]
+        ValueError,
+        "total must be an int of at least 0, but came as '4': count it before the call.",
+    ),
+    "no steps in a chunk": (
+        lambda: get_grid(2, 10, 0, 3),
+        ValueError,
+        "chunk_size must be an int of at least 1, but came as 0: count it before the call.",
+    ),
+    "half a step": (
+        lambda: get_static_grid(10.5, 4, 3),  # type: ignore[arg-type]
+        ValueError,
+        "max_seqlen must be an int of at least 0, but came as 10.5: count it before the call.",
+    ),
+    "offsets without an entry": (
+        lambda: get_grid(0, 4, 3, 3),
+        ValueError,
+        "no_seq must be an int of at least 1, but came as 0: count it before the call.",
+    ),
+    "a power of half": (
+        lambda: next_power_of_2(1.5),  # type: ignore[arg-type]
+        ValueError,
+        "n must be an int of at least 0, but came as 1.5: count it before the call.",
+    ),
+    "a dim that only equals": (
+        lambda: _scan(dim=-1.0),
+        ValueError,
+        "dim must be -1 (time last, [..., T]) or -2 (time before channels, [..., T, C]), but came as -1.0: "
+        "move the time axis there, for example with tokens.movedim(-1.0, -1).",
+    ),
+    "sparse gates": (
+        lambda: _scan(gates=torch.ones(ROWS, CHANNELS, TIME).to_sparse()),
+        TypeError,
+        "gates must be a dense tensor, but came as a torch.sparse_coo one: convert it with to_dense, or pack sequences "
+        "along time and pass cu_seqlens.",
+    ),
+    "a list for parallel_scan": (
+        lambda: parallel_scan([1.0], torch.ones(1, 1, 1)),  # type: ignore[arg-type]
+        TypeError,
+        "a must be a torch.Tensor, but came as list: convert it with torch.as_tensor.",
+    ),
+    "a list as h0": (
+        lambda: parallel_scan(torch.ones(1, 1, 1), torch.ones(1, 1, 1), [0.0]),  # type: ignore[arg-type]
+        TypeError,
+        "h0 must be a torch.Tensor, but came as list: convert it with torch.as_tensor.",
+    ),
+    "a grid of less than nothing": (
+        lambda: _seed({"grid": (2, -5, 3)}),
+        ValueError,
+        "grid must be (chunks, C) or (N, chunks, C) in integers, but came as (2, -5, 3): "
+        "build it with get_grid or get_static_grid, or leave it out.",
     ),
     "check_offsets: longer than declared": (
         lambda: checks.check_offsets(_offsets(0, 2, 6), 6, longest=3),
