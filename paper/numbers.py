@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from paper import faults, style
 from paper.measurements import Machine, Measurements
 from paper.typeset import Float, decimals, escape, listed, power, significant, span
 
+ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = "associative_scan_triton"
 COMMANDS = {
     "speed": "python -m experiments -m experiment=speed",
@@ -62,7 +64,10 @@ def newest(measurements: Measurements) -> datetime | None:
 
 
 def _source(row: pd.Series) -> str:
-    return f"{row['file']}  case_id={row['case_id']}  provider={row['recorded_as']}"
+    file = Path(row["file"])
+    # Within the project by its path there, so that two checkouts write the same.
+    named = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
+    return f"{named}  case_id={row['case_id']}  provider={row['recorded_as']}"
 
 
 def _range(prefix: str, rows: pd.DataFrame, column: str, digits: int | None = 2) -> list[Number]:
