@@ -95,7 +95,7 @@ def _branches(case: Case, device: torch.device) -> tuple[list[Tensor], list[Tens
     return branches[0], branches[1]
 
 
-BRANCHES = grid(T=(11,), rows=((1, 2),), lengths=(None, (4, 0, 5)), dim=(-1, -2), initial=(True,))
+BRANCHES = grid(T=(11,), rows=((1, 2),), lengths=(None, (4, 0, 5)), dim=(-1, -2), initial=(True,), log=(False, True))
 
 
 @pytest.mark.parametrize("case", BRANCHES, ids=str)

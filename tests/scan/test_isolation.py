@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scan import launch, linear_scan
-from tests.conftest import INTERPRETING, ON_GPU
+from tests.conftest import ON_GPU
 from tests.scan.budget import assert_within, expected
 from tests.scan.cases import Case, Inputs, bits, draw, grid
 from tests.scan.runs import Outputs, run, run_implementation
@@ -50,10 +50,10 @@ def _poison(inputs: Inputs, case: Case, n: int, what: str, value: float) -> None
         getattr(inputs, what).select(case.dim, step).fill_(value)
 
 
-@pytest.mark.parametrize("bad", [0, 2, 4])
+@pytest.mark.parametrize("bad", [0, 2, 3, 4])
 @pytest.mark.parametrize("case", grid(T=(sum(LENGTHS) + SLACK,), lengths=(LENGTHS,), **BOTH), ids=str)
 def test_a_sequence_keeps_its_poison(case: Case, bad: int, device: torch.device) -> None:
-    case = dataclasses.replace(case, rows=(1,), initial=True)
+    case = dataclasses.replace(case, rows=(2,), initial=True)
     clean = _sequences(run(case, draw(case, device)), case, bad)
     for what in ("gates", "tokens", "initial_state", "d_states", "d_final_state"):
         for value in POISONS:
@@ -128,7 +128,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("offsets", INVALID.values(), ids=INVALID.keys())
-@pytest.mark.parametrize("case", [*grid(T=(40,), initial=(True,), **BOTH), Case(40, dim=-2)], ids=str)
+@pytest.mark.parametrize("case", grid(T=(40,), initial=(False, True), **BOTH), ids=str)
 def test_invalid_offsets_fill_everything_with_nan(case: Case, offsets: list[int], kernel_device: torch.device) -> None:
     # The kernels themselves: on the CPU the public function raises a sentence instead.
     case = dataclasses.replace(case, lengths=(0,) * (len(offsets) - 1))
@@ -199,20 +199,20 @@ def test_final_state_is_the_last_state(case: Case, device: torch.device) -> None
 
 @pytest.mark.parametrize("case", grid(T=(130,), lengths=(None, (60, 0, 65)), **BOTH), ids=str)
 def test_a_row_does_not_see_the_others(case: Case, device: torch.device) -> None:
-    case = dataclasses.replace(case, rows=(2, 2), initial=True)
+    case = dataclasses.replace(case, rows=(2, 3), initial=True)
     clean = run(case, draw(case, device))
     inputs = draw(case, device)
     channels = -2 if case.dim == -1 else -1
     for tensor in (inputs.gates, inputs.tokens, inputs.d_states):
         assert tensor is not None
-        kept = tensor.select(channels, 1)[1].clone()
+        kept = tensor.select(channels, 2)[1].clone()
         tensor.fill_(math.nan)
-        tensor.select(channels, 1)[1].copy_(kept)
+        tensor.select(channels, 2)[1].copy_(kept)
     dirty = run(case, inputs)
     for name in ("states", "d_gates", "d_tokens"):
         before, after = clean[name], dirty[name]
         assert before is not None and after is not None
-        assert torch.equal(bits(before.select(channels, 1)[1]), bits(after.select(channels, 1)[1])), name
+        assert torch.equal(bits(before.select(channels, 2)[1]), bits(after.select(channels, 2)[1])), name
 
 
 @pytest.mark.parametrize("case", grid(T=(70,), lengths=(None, (31, 0, 30)), dim=(-1, -2)), ids=str)
@@ -220,7 +220,7 @@ def test_twenty_runs_give_the_same_bits(case: Case, device: torch.device) -> Non
     case = dataclasses.replace(case, rows=(1,) if not ON_GPU else (8, 512), initial=True)
     inputs = draw(case, device)
     torch.use_deterministic_algorithms(True)  # not one operation that PyTorch would complain about
-    runs = [run(case, inputs) for _ in range(3 if INTERPRETING else 20)]
+    runs = [run(case, inputs) for _ in range(20)]
     for name, first in runs[0].items():
         assert first is not None
         for other in runs[1:]:

@@ -58,7 +58,7 @@ def test_longer_than_a_power_of_two_of_16_bits(case: Case, device: torch.device)
     check(case, device)
 
 
-@pytest.mark.parametrize("rows", [(1,), (5,), (2, 3), (3, 1), (2, 2, 2), (), (17,)], ids=str)
+@pytest.mark.parametrize("rows", [(1,), (5,), (2, 3), (3, 1), (2, 2, 2), (), (35,)], ids=str)
 @pytest.mark.parametrize("case", grid(T=(5, 61), **BOTH), ids=str)
 def test_rows(rows: tuple[int, ...], case: Case, device: torch.device) -> None:
     if not rows and case.dim == -2:
@@ -79,9 +79,7 @@ PACKS = [
 
 @pytest.mark.parametrize("slack", [0, 5], ids="slack{}".format)
 @pytest.mark.parametrize("lengths", PACKS, ids=lambda lengths: "_".join(map(str, lengths)) or "none")
-@pytest.mark.parametrize(
-    "case", [*grid(T=(0,), initial=(True,), **BOTH), Case(0), Case(0, dim=-2, reverse=True)], ids=str
-)
+@pytest.mark.parametrize("case", grid(T=(0,), initial=(False, True), **BOTH), ids=str)
 def test_packed(case: Case, lengths: tuple[int, ...], slack: int, device: torch.device) -> None:
     check(dataclasses.replace(case, T=sum(lengths) + slack, lengths=lengths, rows=(2,)), device)
 
@@ -135,7 +133,7 @@ NEEDS = list(itertools.product((False, True), repeat=3))
 @pytest.mark.parametrize("lengths", [None, (4, 0, 11)], ids=["", "packed"])
 @pytest.mark.parametrize("case", grid(T=(21,), initial=(True,), **BOTH), ids=str)
 def test_gradients_only_for_what_asks(case: Case, lengths: tuple[int, ...] | None, kernel_device: torch.device) -> None:
-    case = dataclasses.replace(case, lengths=lengths, rows=(1,))
+    case = dataclasses.replace(case, lengths=lengths)
     inputs = draw(case, kernel_device)
     full = run_implementation(launch, case, inputs)
     for needs in NEEDS:
@@ -179,7 +177,7 @@ def test_every_configuration_alone(
         (steps + 3, True, None),
         (steps + 3, False, (steps - 1, 0, 1, 2)),
     ):
-        case = Case(T, dtype, rows=(1,), dim=dim, reverse=reverse, lengths=lengths, initial=True)
+        case = Case(T, dtype, rows=(2,), dim=dim, reverse=reverse, lengths=lengths, initial=True)
         inputs = draw(case, kernel_device)
         assert_within(run_implementation(launch, case, inputs), expected(case, inputs))
 

@@ -49,7 +49,7 @@ def test_one_apart_in_a_pack(which: str, layout: str, device: torch.device) -> N
 
 
 @pytest.mark.parametrize("layout", ["gaps", "turned", "offset", "swapped", "strided"])
-@pytest.mark.parametrize("case", grid(T=(6,), rows=((2, 1, 2, 1), (1, 2, 1, 2)), dim=(-1, -2)), ids=str)
+@pytest.mark.parametrize("case", grid(T=(6,), rows=((2, 1, 3, 1), (2, 2, 1, 2)), dim=(-1, -2)), ids=str)
 def test_many_axes(layout: str, case: Case, device: torch.device) -> None:
     check(dataclasses.replace(case, gates_layout=layout, upstream_layout=layout), device)
     check(dataclasses.replace(case, tokens_layout=layout), device)
