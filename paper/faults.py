@@ -54,7 +54,7 @@ def _precision(measurements: Measurements, machine: Machine) -> list[Said]:
     return [
         *_version("hgrn", worst),
         ("faults.hgrn.factor", power(float(worst["states_factor"])), worst),
-        ("faults.hgrn.shortest", str(rows["T"].min()), rows.sort_values("T").iloc[0]),
+        ("faults.hgrn.shortest", str(rows["T"].min()), rows.sort_values("T", kind="stable").iloc[0]),
         ("faults.hgrn.T", str(worst["T"]), worst),
     ]
 
