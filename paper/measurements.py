@@ -1,12 +1,13 @@
 """All stored records as one table, grouped by the machine that made them.
 
 `experiments.records.tidy` gives a row per case and provider; added here are the file a row comes from, the machine, and
-the ratios that the paper shows: providers of a case are measured in turns, so that a ratio is taken within each turn
-and its median and interval are those of the ratios. Both layouts of memory are measured: figures and tables show the
-one with time contiguous, and beside it ours with channels contiguous under a name of its own, `CHANNELS_LAST`.
+the ratios that the paper shows: providers of a case are measured in turns, so that a ratio is taken within each turn;
+`fraction_of` gives any of them with its interval. Both layouts of memory are measured: figures and tables show the one
+with time contiguous, and beside it ours with channels contiguous under a name of its own, `CHANNELS_LAST`.
 """
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.records import QUANTITIES, load, median_interval, tidy
+from experiments.records import QUANTITIES, load, tidy
+from paper.intervals import UNKNOWN, Interval, paired
 
 CHANNELS_LAST = "ours_channels_last"
 """Ours with channels contiguous; the records call it ours, at dim = -2."""
@@ -86,6 +88,17 @@ class Measurements:
         return None
 
 
+def fraction_of(row: pd.Series, provider: str, of: str = "roofline", time: str = "samples_ms") -> Interval:
+    """The time of `of` over that of a provider, in the case of a row, whichever provider the row itself is about.
+
+    1 is as fast as `of`; with the roofline, the fraction of the limit. Providers by the names of the records; `time` is
+    `samples_ms`, or `host_samples_us` for the host's part of a call. The median over the turns and both ends of its
+    95 % interval (`intervals` says which and why); the quotient alone where only medians were printed, NaN where one
+    of the two has no time.
+    """
+    return _ratio(row["results"].get(of) or {}, row["results"].get(provider) or {}, time)
+
+
 def gather(results: Path, also: Sequence[Path] = ()) -> Measurements:
     """The records below `results`, stored with the paper, and below each folder in `also`, left by sweeps here."""
     if not results.is_dir():
@@ -151,25 +164,24 @@ def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         "gate_values": protocol.get("gate_values"),
         "layout": (result.get("detail") or {}).get("layout"),
         "packages": provenance.get("packages"),
+        "results": providers,
     }
     for column, other in (("fraction", "roofline"), ("over_warp", "warp")):
-        row |= _ratio(column, providers.get(other) or {}, result)
+        point, low, high = _ratio(providers.get(other) or {}, result)
+        row |= {column: point, f"{column}_low": low, f"{column}_high": high}
     for quantity in QUANTITIES:
         row |= _spread(quantity, (result.get("errors") or {}).get(quantity))
         row[f"{quantity}_failed"] = _failed(result, quantity)
     return row
 
 
-def _ratio(column: str, other: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+def _ratio(other: Mapping[str, Any], result: Mapping[str, Any], time: str = "samples_ms") -> Interval:
     """The other's time over this one's; medians alone, where only medians were printed, have no interval."""
-    theirs, ours = other.get("samples_ms") or [], result.get("samples_ms") or []
-    point = low = high = None
-    if theirs and len(theirs) == len(ours):
-        ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
-        point, (low, high) = statistics.median(ratios), median_interval(ratios)
-    elif other.get("median_ms") and result.get("median_ms"):
-        point = other["median_ms"] / result["median_ms"]
-    return {column: point, f"{column}_low": low, f"{column}_high": high}
+    if other.get(time) or result.get(time):
+        return paired(other.get(time) or [], result.get(time) or [])
+    if time == "samples_ms" and other.get("median_ms") and result.get("median_ms"):
+        return other["median_ms"] / result["median_ms"], math.nan, math.nan
+    return UNKNOWN
 
 
 def _failed(result: Mapping[str, Any], quantity: str) -> bool:

@@ -1,6 +1,7 @@
 """Gathering: who measured what, ratios within a turn, and what is said of results that cannot be used."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from paper.measurements import Measurements, ResultsError, gather
+from paper.intervals import paired
+from paper.measurements import Measurements, ResultsError, fraction_of, gather
 
 Write = Callable[..., Path]
 
@@ -68,9 +70,31 @@ def test_ratios_are_taken_within_each_turn(synthetic: Path) -> None:
     (folder / "h200").mkdir(parents=True)
     (folder / "h200" / "speed.jsonl").write_text(json.dumps(record) + "\n")
     rows = gather(folder).rows.set_index("provider")
-    # 0.9 0.8 0.5 0.8 0.7 0.8 0.6: the extremes of seven bracket the median with more than 95 %.
-    assert rows.loc["ours", ["fraction", "fraction_low", "fraction_high"]].tolist() == pytest.approx([0.8, 0.5, 0.9])
+    ratios = [0.9, 0.8, 0.5, 0.8, 0.7, 0.8, 0.6]
+    _, low, high = paired(ratios, [1.0] * 7)
+    assert 0.5 < low < 0.8 < high < 0.9
+    shown = rows.loc["ours", ["fraction", "fraction_low", "fraction_high"]].tolist()
+    assert shown == pytest.approx([0.8, low, high])
     assert rows.loc["ours", "over_warp"] != rows.loc["ours", "over_warp"], "six samples of warp cannot pair with seven"
+    for row in (rows.loc["ours"], rows.loc["hgrn"]):
+        assert fraction_of(row, "ours") == pytest.approx((0.8, low, high)), "whichever row of the case is at hand"
+    assert fraction_of(rows.loc["ours"], "roofline", of="ours")[0] == pytest.approx(1 / 0.8)
+    assert all(map(math.isnan, fraction_of(rows.loc["ours"], "ours", of="nobody")))
+    assert all(map(math.isnan, fraction_of(rows.loc["ours"], "ours", of="warp", time="host_samples_us")))
+
+
+def test_the_ratio_of_hosts_and_of_printed_medians(measured: Measurements) -> None:
+    rows = measured.rows
+    api = rows[(rows["level"] == "api") & (rows["hardware"] == "h200") & (rows["provider"] == "ours")].iloc[0]
+    results = api["results"]
+    ratio, low, high = fraction_of(api, "ours", of="warp", time="host_samples_us")
+    assert low < ratio < high
+    assert (ratio, low, high) == paired(results["warp"]["host_samples_us"], results["ours"]["host_samples_us"])
+    printed = rows[
+        rows["published"] & (rows["stem"] == "speed") & (rows["provider"] == "associative_scan_triton")
+    ].iloc[0]
+    ratio, low, high = fraction_of(printed, "associative_scan_triton", of="warp")
+    assert ratio == printed["over_warp"] and math.isnan(low) and math.isnan(high)
 
 
 def test_the_spread_of_a_precision_is_that_of_its_draws(synthetic: Path, measured: Measurements) -> None:
