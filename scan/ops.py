@@ -41,6 +41,8 @@ def scan(
                 "expected an eager call under forward-mode differentiation, but the scan is being traced by "
                 "torch.compile or a tensor subclass: compute forward-mode derivatives outside the compiled function."
             )
+        if _is_distributed(gates) or _is_distributed(tokens):
+            from scan import sharding  # noqa: F401  registers the rule for DTensors, also while a compiler traces this
         return torch.ops.linear_scan.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
     if _is_batched(gates) or _is_batched(tokens) or (initial_state is not None and _is_batched(initial_state)):
         return torch.ops.linear_scan.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
@@ -62,6 +64,11 @@ def _is_traced(gates: Tensor, tokens: Tensor, initial_state: Tensor | None) -> b
         or (initial_state is not None and type(initial_state) not in _PLAIN)
         or torch._C._len_torch_dispatch_stack() > 0
     )
+
+
+def _is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, told without importing what that takes."""
+    return type(tensor).__name__ == "DTensor"
 
 
 # What `autograd.grad(is_grads_batched=True)` and vectorised Jacobians pass; the dispatcher loops over the entries.
@@ -348,6 +355,9 @@ def _gradients(ctx: Any, d_states: Tensor | None, d_final_state: Tensor | None) 
     needs = ctx.needs_input_grad[:3]
     if d_states is None and d_final_state is None:
         return (None,) * 7
+    if d_states is None and _is_distributed(states):
+        # DTensor keeps what it found out about a call by its tensors alone: two absent ones would look alike to it.
+        d_states = torch.zeros_like(states)
     gradients = torch.ops.linear_scan.scan_backward(
         gates, states, initial_state, cu_seqlens, d_states, d_final_state, ctx.tokens_dtype,
         ctx.dim, ctx.reverse, ctx.log_gates, *needs,
