@@ -124,6 +124,13 @@ def gather(results: Path, also: Sequence[Path] = ()) -> Measurements:
     return Measurements(rows, tuple(machines))
 
 
+def left_by_sweeps(outputs: Path) -> pd.DataFrame:
+    """The rows of all that sweeps left below a folder, stored by now or not; an empty table where they left nothing."""
+    found = [(_load(file), file) for file in sorted(outputs.rglob("record.json"))]
+    parts = [_rows(records, file, "here") for records, file in found if records[0]["stem"] not in WITHOUT_CLAIM]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
 def _load(file: Path) -> list[dict[str, Any]]:
     try:
         return load(file)
