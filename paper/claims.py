@@ -319,7 +319,7 @@ def tex(stored: pd.DataFrame, claims: Iterable[Claim] | None = None) -> str:
 def table(verdicts: Sequence[Verdict]) -> Iterable[str]:
     """Claim, paper, here and verdict in columns; below each the sentence."""
     rows = [("claim", "paper", "here", "verdict")]
-    rows += [(each.claim.id, f"{_sign(each.claim)}{each.claim.value}", each.here, each.text) for each in verdicts]
+    rows += [(each.claim.id, f"{sign(each.claim)}{each.claim.value}", each.here, each.text) for each in verdicts]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row, verdict in zip(rows, [None, *verdicts], strict=True):
         yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
@@ -327,7 +327,8 @@ def table(verdicts: Sequence[Verdict]) -> Iterable[str]:
             yield f"    {verdict.claim.said}"
 
 
-def _sign(claim: Claim) -> str:
+def sign(claim: Claim) -> str:
+    """What stands before the value of a bar."""
     return {">=": "≥ ", "<=": "≤ ", "within": ""}[claim.relation]
 
 

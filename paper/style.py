@@ -1,5 +1,7 @@
 """How every figure looks: one colour, marker and line a provider, type as large as the caption's, no time stamps."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,8 +139,24 @@ def legend_above(figure: Figure, axes: list[list[Axes]]) -> None:
         legend.remove()
 
 
+_SUFFIXES = [".pdf"]
+
+
+@contextmanager
+def also(suffix: str) -> Iterator[None]:
+    """Figures that are saved meanwhile are saved with this suffix (`.svg`) as well."""
+    _SUFFIXES.append(suffix)
+    try:
+        yield
+    finally:
+        _SUFFIXES.remove(suffix)
+
+
 def save(figure: Figure, path: Path) -> None:
     """A PDF without the date and the version that would make two builds differ."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    pyplot.rcParams["svg.hashsalt"] = path.name  # names within an SVG are random otherwise
+    for suffix in _SUFFIXES:
+        dates = {"CreationDate": None, "Producer": None} if suffix == ".pdf" else {"Date": None}
+        figure.savefig(path.with_suffix(suffix), metadata={**dates, "Creator": None})
     pyplot.close(figure)
