@@ -127,6 +127,11 @@ def test_gpu_steps_use_the_verbs_of_the_image() -> None:
     uploads = [step for step in GPU["jobs"]["gpu"]["steps"] if "upload-artifact" in step.get("uses", "")]
     assert [step["if"] for step in uploads] == ["always()"]
     assert "-v $PWD/outputs:/outputs" in scripts and uploads[0]["with"]["path"] == "outputs"
+    assert "$RUN test -m gpu\n" in scripts and "\n$RUN reproduce --quick" in scripts
+    assert scripts.count("$RUN experiments experiment=smoke ") == 2
+    assert {"paper/claims.yaml", "paper/claims.py"} <= {
+        file.relative_to(ROOT).as_posix() for path in _on(GPU)["push"]["paths"] for file in ROOT.glob(path)
+    }
 
 
 def test_release_checks_the_version_of_the_tag() -> None:
