@@ -22,6 +22,10 @@ from scan.packing import shift_states
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _PLAIN = (Tensor, torch.nn.Parameter)
+_NO_FORWARD_MODE = (
+    "expected an eager call under forward-mode differentiation, but the scan is being traced by torch.compile or a "
+    "tensor subclass: compute forward-mode derivatives outside the compiled function."
+)
 
 
 def scan(
@@ -37,20 +41,34 @@ def scan(
     """States and, if wanted, the final state of checked arguments, differentiable."""
     if torch.compiler.is_compiling() or _is_traced(gates, tokens, initial_state):
         if torch.autograd.forward_ad._current_level >= 0:
-            raise RuntimeError(
-                "expected an eager call under forward-mode differentiation, but the scan is being traced by "
-                "torch.compile or a tensor subclass: compute forward-mode derivatives outside the compiled function."
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
         if _is_distributed(gates) or _is_distributed(tokens):
             from scan import sharding  # noqa: F401  registers the rule for DTensors, also while a compiler traces this
-        return torch.ops.linear_scan.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
+        return _operator(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     if _is_batched(gates) or _is_batched(tokens) or (initial_state is not None and _is_batched(initial_state)):
-        return torch.ops.linear_scan.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
+        return _operator(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     if _is_differentiated(gates, tokens, initial_state):
         return _Scan.apply(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     return _implementation(tokens).forward(
         gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
     )
+
+
+def _operator(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    want_final: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The registered operator, which always returns two tensors."""
+    states, final_state = torch.ops.linear_scan.scan(
+        gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
+    )
+    return states, final_state if want_final else None
 
 
 def _implementation(tensor: Tensor) -> ModuleType:
@@ -120,6 +138,8 @@ class _Scan(torch.autograd.Function):
             or any(d is not None and _is_batched(d) for d in (d_states, d_final_state))
         )
         run = _differentiable_backward if again else _implementation(gates).backward
+        if torch.compiler.is_compiling() and not again:
+            run = _traced_backward  # compiled autograd
         d_gates, d_tokens, d_initial_state = run(
             gates, states, initial_state, cu_seqlens, d_states, d_final_state, ctx.tokens_dtype,
             ctx.dim, ctx.reverse, ctx.log_gates, tuple(ctx.needs_input_grad[:3]),
@@ -248,10 +268,32 @@ def _in_dtype(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     return gradient.to(dtype)
 
 
-_library = torch.library.Library("linear_scan", "DEF")
+class _Library(torch.library.Library):
+    """A library whose operators raise on tensors with tangents, which the kernel of `register_autograd` would lose.
+
+    That is how an exported program calls them under forward-mode differentiation.
+    """
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        if dispatch_key != "Autograd":
+            return super().impl(op_name, fn, dispatch_key, **options)
+
+        def kernel(keyset: Any, *arguments: Any) -> Any:
+            if torch.autograd.forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+                raise RuntimeError(_NO_FORWARD_MODE)
+            return fn(keyset, *arguments)
+
+        return super().impl(op_name, kernel, dispatch_key, **options)
+
+
+def _has_tangent(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and torch.autograd.forward_ad.unpack_dual(argument).tangent is not None
+
+
+_library = _Library("linear_scan", "DEF")
 _library.define(
     "scan(Tensor gates, Tensor tokens, Tensor? initial_state, Tensor? cu_seqlens, int dim, bool reverse, "
-    "bool log_gates) -> (Tensor, Tensor)"
+    "bool log_gates, bool want_final=True) -> (Tensor, Tensor)"
 )
 _library.define(
     "scan_backward(Tensor gates, Tensor states, Tensor? initial_state, Tensor? cu_seqlens, Tensor? d_states, "
@@ -268,8 +310,15 @@ def _scan(
     dim: int,
     reverse: bool,
     log_gates: bool,
+    want_final: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    return _implementation(tokens).forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, True)
+    states, final_state = _implementation(tokens).forward(
+        gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
+    )
+    if final_state is None:
+        # An operator returns tensors: an empty one for what nothing asks for.
+        final_state = tokens.new_empty(0, dtype=cpu.accumulation_dtype(gates.dtype, tokens.dtype))
+    return states, final_state
 
 
 def _scan_backward(
@@ -291,7 +340,6 @@ def _scan_backward(
         gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
         dim, reverse, log_gates, (needs_gates, needs_tokens, needs_initial_state),
     )  # fmt: skip
-    # An operator returns tensors: an empty one for each gradient that nothing asks for.
     return tuple(gates.new_empty(0) if g is None else g for g in gradients)  # type: ignore[return-value]
 
 
@@ -309,11 +357,14 @@ def _scan_fake(
     dim: int,
     reverse: bool,
     log_gates: bool,
+    want_final: bool = True,
 ) -> tuple[Tensor, Tensor]:
     states = torch.empty_like(tokens, dtype=cpu.states_dtype(gates.dtype, tokens.dtype))
     shape = [*tokens.shape[:-1]] if dim == -1 else [*tokens.shape[:-2], tokens.shape[-1]]
     if cu_seqlens is not None:
         shape.insert(0, cu_seqlens.shape[0] - 1)
+    if not want_final:
+        shape = [0]
     return states, tokens.new_empty(shape, dtype=cpu.accumulation_dtype(gates.dtype, tokens.dtype))
 
 
@@ -344,7 +395,7 @@ def _scan_backward_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    gates, tokens, initial_state, cu_seqlens, ctx.dim, ctx.reverse, ctx.log_gates = inputs
+    gates, tokens, initial_state, cu_seqlens, ctx.dim, ctx.reverse, ctx.log_gates, ctx.want_final = inputs
     ctx.tokens_dtype = tokens.dtype
     ctx.save_for_backward(gates, output[0], initial_state, cu_seqlens)
     ctx.set_materialize_grads(False)
@@ -352,17 +403,38 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, d_states: Tensor | None, d_final_state: Tensor | None) -> tuple[Tensor | None, ...]:
     gates, states, initial_state, cu_seqlens = ctx.saved_tensors
-    needs = ctx.needs_input_grad[:3]
+    if not ctx.want_final:
+        d_final_state = None
     if d_states is None and d_final_state is None:
-        return (None,) * 7
+        return (None,) * 8
     if d_states is None and _is_distributed(states):
         # DTensor keeps what it found out about a call by its tensors alone: two absent ones would look alike to it.
         d_states = torch.zeros_like(states)
-    gradients = torch.ops.linear_scan.scan_backward(
+    gradients = _traced_backward(
         gates, states, initial_state, cu_seqlens, d_states, d_final_state, ctx.tokens_dtype,
-        ctx.dim, ctx.reverse, ctx.log_gates, *needs,
+        ctx.dim, ctx.reverse, ctx.log_gates, tuple(ctx.needs_input_grad[:3]),
     )  # fmt: skip
-    return (*(g if need else None for g, need in zip(gradients, needs, strict=True)), None, None, None, None)
+    return (*gradients, None, None, None, None, None)
+
+
+def _traced_backward(
+    gates: Tensor,
+    states: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    d_states: Tensor | None,
+    d_final_state: Tensor | None,
+    tokens_dtype: torch.dtype,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The fused backward as an operator in a graph."""
+    gradients = torch.ops.linear_scan.scan_backward(
+        gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype, dim, reverse, log_gates, *needs
+    )
+    return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))  # type: ignore[return-value]
 
 
 def _no_second_derivative(ctx: Any, *_: Any) -> None:

@@ -29,11 +29,21 @@ def _ways(rank: int, dim: int, packed: bool) -> Iterator[tuple[Placement, Placem
 
 @register_sharding(torch.ops.linear_scan.scan.default)
 def _scan(
-    gates: Any, tokens: Any, initial_state: Any, cu_seqlens: Any, dim: int, reverse: bool, log_gates: bool
+    gates: Any,
+    tokens: Any,
+    initial_state: Any,
+    cu_seqlens: Any,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    want_final: bool = True,
 ) -> list[Way]:
     offsets = None if cu_seqlens is None else Replicate()
     return [
-        ([rows, state], [rows, rows, None if initial_state is None else state, offsets, None, None, None])
+        (
+            [rows, state if want_final else Replicate()],
+            [rows, rows, None if initial_state is None else state, offsets, None, None, None, None],
+        )
         for rows, state in _ways(tokens.ndim, dim, cu_seqlens is not None)
     ]
 
