@@ -18,7 +18,7 @@ from experiments.config import Case, Measure
 from experiments.correctness import Exact, Known, Verdict, chosen_rows, judge
 from experiments.inputs import Inputs
 from experiments.pace import Pace
-from experiments.providers.base import OUTPUTS, Call, Provider
+from experiments.providers.base import Call, Provider, outputs_of
 from experiments.roofline import bytes_moved
 from experiments.timing import (
     EventSampler,
@@ -175,6 +175,8 @@ class Bench:
         _pace.saw(provider.name, self.case, call_ms / 1e3)
         count = calls_for(self.settings.target_ms, call_ms, sampler.batch)
         detail = {"timing": sampler.timing, "calls_per_sample": count, **provider.detail(self.case, self.device)}
+        if self.cuda and self.case.lengths and provider.computes:
+            detail["host_waits"] = host_waits(calls[0])
         return Contender(provider, calls[0], sampler, count, verdict, detail)
 
     def _inputs(self, count: int) -> list[Inputs]:
@@ -197,7 +199,7 @@ class Bench:
         if call.poison is not None:
             call.poison()
             return
-        held = [torch.full_like(self.sets[0].tokens, float("nan")) for _ in OUTPUTS[self.case.mode]]
+        held = [torch.full_like(self.sets[0].tokens, float("nan")) for _ in outputs_of(self.case)]
         del held
 
     def _judge(self, provider: Provider, call: Call, outputs: tuple[Any, ...]) -> Verdict:
@@ -233,6 +235,21 @@ class Bench:
     def _synchronize(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()
+
+
+def host_waits(call: Call) -> bool:
+    """Whether a call makes the host wait for the device, as it must to read an offset of a packed batch."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call.run()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
 
 
 def make_room(device: str) -> None:

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from experiments.provenance import MEASURED_SOURCES, hash_of_files, sources_at
 from experiments.records import load
 
 RESULTS = ROOT / "paper" / "results"
+NO_RESULT = "smoke"
+"""The experiment that only shows that a sweep runs."""
 
 
 @dataclass
@@ -51,12 +53,12 @@ def paper_settings(stem: str, hardware: str) -> Settings:
 
 def choose(records: Iterable[Mapping[str, Any]], settings: Settings) -> Collected:
     """The records of the paper's cases in its order, one line each, and which cases have none."""
-    by_case = {json.dumps(record["case"], sort_keys=True): record for record in records}
+    by_case = {record["case_id"]: record for record in records}
     cases = [case for case in settings.experiment.cases() if settings.hardware.fits(case)]
     chosen = Collected(settings.experiment.stem, settings.hardware.name, len(cases))
     paper_measure = dataclasses.asdict(settings.measure)
     for case in cases:
-        record = by_case.pop(json.dumps(dataclasses.asdict(case), sort_keys=True), None)
+        record = by_case.pop(case.id, None)
         if record is None:
             chosen.gaps.append(f"{case.id} has not been measured")
         elif record["protocol"].get("measure", paper_measure) != paper_measure:
@@ -88,12 +90,11 @@ def distrust(record: Mapping[str, Any], root: Path, hashes: dict[str, str | None
 
 def collect(outputs: Path, results: Path, root: Path, only: str | None = None) -> list[Collected]:
     """Write the results of every stem and machine found below a folder of outputs."""
-    stems = [stem for stem in options("experiment") if stem != "smoke"]
+    stems = [stem for stem in options("experiment") if stem != NO_RESULT]
     found = [record for stem in stems if (outputs / stem).is_dir() for record in load(outputs / stem)]
     found = [record for record in found if only in (None, record["hardware"])]
     if not found:
-        wanted = f" of hardware {only}" if only else ""
-        raise ConfigError(f"There are no records{wanted} below {outputs}; run `python -m experiments` first.")
+        raise ConfigError(nothing_found(outputs, stems, only))
     hashes: dict[str, str | None] = {}
     for record in found:
         reason = distrust(record, root, hashes)
@@ -111,6 +112,15 @@ def collect(outputs: Path, results: Path, root: Path, only: str | None = None) -
             path.parent.mkdir(parents=True, exist_ok=True)
             store.replace_file(path, "\n".join(chosen.lines) + "\n")
     return made
+
+
+def nothing_found(outputs: Path, stems: Sequence[str], only: str | None) -> str:
+    """Why there is nothing to collect, and what to run, in one sentence."""
+    wanted = f" of hardware {only}" if only else ""
+    advice = f"run `python -m experiments experiment=NAME` with one of {', '.join(stems)} first."
+    if only is None and any((outputs / NO_RESULT).rglob("record.json")):
+        return f"Below {outputs} are only records of {NO_RESULT}, which are no results; {advice}"
+    return f"There are no records{wanted} below {outputs}; {advice}"
 
 
 def refuse_a_loss(chosen: Collected, results: Path) -> None:

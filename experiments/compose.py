@@ -31,7 +31,10 @@ def compose(*overrides: str) -> DictConfig:
 
 
 def settings_of(config: DictConfig, overrides: list[str]) -> Settings:
-    """The settings that a composed configuration stands for; hardware=auto is composed again for this machine."""
+    """The settings that a composed configuration stands for; hardware=auto is composed again for this machine.
+
+    An axis that is overridden by hand holds in the blocks of `also` too: experiment.T=128 measures no other length.
+    """
     if config.hardware.name == "auto":
         presets: dict[str, Any] = {
             name: OmegaConf.to_container(OmegaConf.load(CONF / "hardware" / f"{name}.yaml"))
@@ -41,4 +44,6 @@ def settings_of(config: DictConfig, overrides: list[str]) -> Settings:
         config = compose(*overrides_for(ask_this_machine(), presets), *given)
     values: Any = OmegaConf.to_container(config, resolve=True)
     settings = Settings.from_dict(values)
-    return dataclasses.replace(settings, outputs=to_absolute_path(settings.outputs))
+    named = [each.partition("=")[0].lstrip("+").removeprefix("experiment.") for each in overrides]
+    experiment = settings.experiment.with_axes_held(named)
+    return dataclasses.replace(settings, experiment=experiment, outputs=to_absolute_path(settings.outputs))

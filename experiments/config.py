@@ -8,9 +8,11 @@ import dataclasses
 import hashlib
 import json
 import math
+import random
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 MODES = ("forward", "backward", "forward_backward")
 LEVELS = ("kernel", "api", "")
 GATES = ("uniform_0_1", "uniform_099_1")
+NEEDS = ("gates,tokens", "gates", "tokens")
 TRACKING_MODES = ("offline", "online", "disabled")
 PROVIDERS = (
     "ours",
@@ -36,6 +39,9 @@ PROVIDERS = (
 )
 
 Built = TypeVar("Built")
+
+# Longer lists of lengths would make names of folders that nobody reads.
+_READABLE = 40
 
 
 class ConfigError(ValueError):
@@ -80,6 +86,7 @@ class Case:
     gates: str = "uniform_0_1"
     draws: int = 1
     seed: int = 0
+    needs: str = NEEDS[0]
 
     def __post_init__(self) -> None:
         if not isinstance(self.stem, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", self.stem):
@@ -94,6 +101,9 @@ class Case:
         if self.dim not in (-1, -2):
             raise ConfigError(f"dim must be -1 (time last) or -2 (channels last), got {self.dim!r}.")
         _flag("reverse", self.reverse)
+        _choice("needs", self.needs, NEEDS)
+        if self.needs != NEEDS[0] and self.mode != "backward":
+            raise ConfigError(f"needs must be {NEEDS[0]!r} where mode is {self.mode!r}, got {self.needs!r}.")
         if self.lengths and sum(self.sequence_lengths) != self.T:
             raise ConfigError(f"T must be the sum of lengths {self.lengths!r}, got {self.T}.")
 
@@ -106,20 +116,47 @@ class Case:
     def id(self) -> str:
         """A readable name that ends in a hash of every field, so that two cases never share a folder."""
         words = [self.level, self.mode, self.dtype, self.gates if self.gates != "uniform_0_1" else ""]
-        words += [f"B{self.B}", f"C{self.C}", f"T{self.T}"]
+        words += [
+            f"B{self.B}",
+            f"C{self.C}",
+            f"T{self.T}",
+            self.lengths if len(self.lengths) <= _READABLE else "packed",
+        ]
         words += ["channels_last" if self.dim == -2 else "", "reverse" if self.reverse else ""]
-        return "-".join([word for word in words if word] + [digest(dataclasses.asdict(self))[:10]])
+        words += [f"{self.needs}_only" if self.needs != NEEDS[0] else ""]
+        fields = dataclasses.asdict(self)
+        if self.needs == NEEDS[0]:
+            del fields["needs"]  # a field that came later: cases stored before it keep their names
+        return "-".join([word for word in words if word] + [digest(fields)[:10]])
 
 
+@lru_cache
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """The lengths that '1x32768+64x512' stands for: one of 32768, then 64 of 512."""
+    """The lengths that '1x32768+64x512' stands for: one of 32768, then 64 of 512.
+
+    '32x1000..2147' is 32 lengths evenly spaced from 1000 to 2147, rounded, in an order that is shuffled and always the
+    same: a batch of documents without drawing one.
+    """
     lengths: list[int] = []
     for part in str(text).split("+"):
-        found = re.fullmatch(r"(\d+)x(\d+)", part)
+        found = re.fullmatch(r"(\d+)x(\d+)(?:\.\.(\d+))?", part)
         if found is None:
-            raise ConfigError(f"lengths must look like '1x32768+64x512' (count x length), got {text!r}.")
-        lengths += [int(found[2])] * int(found[1])
+            raise ConfigError(
+                "lengths must look like '1x32768+64x512' (count x length) or '32x1000..2147' "
+                f"(count x shortest..longest), got {text!r}."
+            )
+        count, first = int(found[1]), int(found[2])
+        lengths += [first] * count if found[3] is None else _spaced(count, first, int(found[3]))
     return tuple(lengths)
+
+
+def _spaced(count: int, shortest: int, longest: int) -> list[int]:
+    if count < 2 or longest <= shortest:
+        raise ConfigError(f"lengths must rise over at least 2 sequences, got {count}x{shortest}..{longest}.")
+    lengths = [round(shortest + (longest - shortest) * i / (count - 1)) for i in range(count)]
+    # Sorted by random numbers: `random.random` is the same in every version of Python, `shuffle` need not be.
+    draw = random.Random(0)
+    return [length for _, length in sorted((draw.random(), length) for length in lengths)]
 
 
 def digest(value: Any) -> str:
@@ -129,7 +166,7 @@ def digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The axes of a sweep; its cases are their product."""
+    """The axes of a sweep; its cases are their product, then that of each block in `also`."""
 
     stem: str
     dtype: tuple[str, ...]
@@ -142,24 +179,56 @@ class Experiment:
     reverse: tuple[bool, ...] = (False,)
     lengths: tuple[str, ...] = ("",)
     gates: tuple[str, ...] = ("uniform_0_1",)
+    needs: tuple[str, ...] = NEEDS[:1]
     draws: int = 1
     seed: int = 0
+    also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Blocks by name, each with the axes in which it differs from the product above."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.also, Mapping):
+            raise ConfigError(f"experiment.also must be a mapping from names to blocks of axes, got {self.also!r}.")
+        for name, block in self.also.items():
+            where = f"experiment.also.{name}"
+            if not isinstance(block, Mapping) or not block:
+                raise ConfigError(f"{where} must be a mapping with the axes that differ, got {block!r}.")
+            for axis in block:
+                if axis not in AXES:
+                    raise ConfigError(f"{where}.{axis} is no axis; the axes are {', '.join(AXES)}.")
+        tuples = {name: {axis: _as_tuple(each) for axis, each in block.items()} for name, block in self.also.items()}
+        object.__setattr__(self, "also", tuples)
 
     def cases(self) -> list[Case]:
         """Every case once, in the order in which they are measured; a packed case's T is the sum of its lengths.
 
-        Level and dtype are outermost, so that a sweep that is cut short has whole groups; cases that share their draw
-        follow each other.
+        The product first, then block by block. Within each, level and dtype are outermost, so that a sweep that is cut
+        short has whole groups; cases that share their draw follow each other.
         """
+        blocks = [self, *(dataclasses.replace(self, also={}, **block) for block in self.also.values())]
+        return list(dict.fromkeys(case for block in blocks for case in block._product()))
+
+    def with_axes_held(self, names: Iterable[str]) -> "Experiment":
+        """The same with these axes alike in all blocks: what is asked for by name holds for the whole sweep."""
+        held = set(names)
+        blocks = {
+            name: {axis: values for axis, values in block.items() if axis not in held}
+            for name, block in self.also.items()
+        }
+        return dataclasses.replace(self, also={name: block for name, block in blocks.items() if block})
+
+    def _product(self) -> list[Case]:
         rows = product(self.lengths, self.B, self.C, self.T)
-        cases: dict[Case, None] = {}
-        for level, dtype, gates, (lengths, B, C, T), reverse, dim, mode in product(
-            self.level, self.dtype, self.gates, rows, self.reverse, self.dim, self.mode
+        cases = []
+        for level, dtype, gates, (lengths, B, C, T), reverse, dim, mode, needs in product(
+            self.level, self.dtype, self.gates, rows, self.reverse, self.dim, self.mode, self.needs
         ):
             total = sum(parse_lengths(lengths)) if lengths else T
-            case = Case(self.stem, level, mode, dtype, B, C, total, dim, reverse, lengths, gates, self.draws, self.seed)
-            cases[case] = None
-        return list(cases)
+            draw = (self.draws, self.seed)
+            cases.append(Case(self.stem, level, mode, dtype, B, C, total, dim, reverse, lengths, gates, *draw, needs))
+        return cases
+
+
+AXES = tuple(each.name for each in dataclasses.fields(Experiment) if str(each.type).startswith("tuple"))
 
 
 @dataclass(frozen=True)

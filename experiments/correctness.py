@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from experiments.config import Case
+from experiments.config import NEEDS, Case
 from experiments.inputs import DTYPES, Inputs, shape
 from experiments.providers.base import Named
 from experiments.truth import Lines, Rows, Truth, delayed, scan_lines, take, take_inputs, truth_of
@@ -70,7 +70,7 @@ class Known:
 
     def exact(self, case: Case, device: str, inputs: Inputs, log_gates: bool) -> Exact:
         """Those of the first set of inputs of a case."""
-        key = (replace(case, level="", mode="forward"), device, log_gates)
+        key = (replace(case, level="", mode="forward", needs=NEEDS[0]), device, log_gates)
         if key not in self._kept:
             self._kept[key] = exact(case, inputs, chosen_rows(case), log_gates)
             if len(self._kept) > _KEPT:

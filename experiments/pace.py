@@ -18,10 +18,13 @@ class Pace:
 
     def saw(self, name: str, case: Case, seconds: float) -> None:
         """Take note of a call that compiled nothing."""
-        self._seen.setdefault(_key(name, case), {})[case.T] = seconds
+        if not case.lengths:
+            self._seen.setdefault(_key(name, case), {})[case.T] = seconds
 
     def refuses(self, name: str, case: Case, limit: float) -> str | None:
         """Why a case is not worth starting, in one sentence: in proportion to T one call is above the limit."""
+        if case.lengths:
+            return None  # what it takes depends on the sequences, not on their sum alone
         shorter = {T: seconds for T, seconds in self._seen.get(_key(name, case), {}).items() if T < case.T}
         if not shorter:
             return None
@@ -36,4 +39,4 @@ class Pace:
 
 
 def _key(name: str, case: Case) -> tuple[str, Case]:
-    return name, replace(case, T=1, lengths="")
+    return name, replace(case, T=1)

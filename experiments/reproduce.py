@@ -14,13 +14,14 @@ from experiments.config import ConfigError
 from experiments.hardware import ROOT, Machine, ask_this_machine
 from experiments.progress import duration
 from experiments.records import load, tidy
-from experiments.summary import precision_lines, speed_lines, unmeasured_lines
+from experiments.summary import packing_lines, precision_lines, speed_lines, unmeasured_lines
 
 OUTPUTS = ROOT / "outputs"
 RESULTS = ROOT / "paper" / "results"
-STEMS = {"speed": speed_lines, "precision": precision_lines}
+STEMS = {"speed": speed_lines, "packing": packing_lines, "precision": precision_lines}
 QUICK = {
-    "speed": ["measure=quick", "experiment.dtype=[float32,bfloat16]", "experiment.T=[128,512]"],
+    "speed": ["measure=quick", "experiment.dtype=[float32,bfloat16]", "experiment.T=[128,512]", "~experiment.also"],
+    "packing": ["measure=quick", "experiment.dtype=float32"],
     "precision": ["experiment.draws=8", "experiment.T=[128,512]"],
 }
 

@@ -11,15 +11,9 @@ from torch import Tensor
 
 from experiments.config import Case
 from experiments.inputs import Inputs, bytes_of
-from experiments.providers.base import Call, Provider
+from experiments.providers.base import Call, Provider, outputs_of, wanted
 from experiments.timing import EventSampler, GraphSampler, Sampler, flush_buffer, graph_order, l2_bytes
 
-# Tensors read and written by the scan when each is moved once.
-TRAFFIC = {
-    "forward": ((2, 1),),
-    "backward": ((3, 2),),
-    "forward_backward": ((2, 1), (3, 2)),
-}
 _COMPARED = 2**20
 
 
@@ -50,9 +44,20 @@ def variants() -> list[Variant]:
     return grid
 
 
+def traffic(case: Case) -> tuple[tuple[int, int], ...]:
+    """Tensors read and written by each kernel of a case when each is moved once.
+
+    Backward reads gates, d_states and, only for the gradient of the gates, states. Offsets of packed sequences, 4 bytes
+    a sequence, are left out.
+    """
+    backward = (3, 2) if len(wanted(case)) == 2 else (3, 1) if "gates" in wanted(case) else (2, 1)
+    parts = {"forward": ((2, 1),), "backward": (backward,), "forward_backward": ((2, 1), backward)}
+    return parts[case.mode]
+
+
 def bytes_moved(case: Case) -> int:
     """The fewest bytes that a case can move."""
-    return sum(reads + writes for reads, writes in TRAFFIC[case.mode]) * bytes_of(case)
+    return sum(reads + writes for reads, writes in traffic(case)) * bytes_of(case)
 
 
 class Roofline(Provider):
@@ -62,6 +67,7 @@ class Roofline(Provider):
     dims = (-1, -2)
     packed = True
     reversible = True
+    selective = True
     computes = False
 
     def __init__(self) -> None:
@@ -71,8 +77,8 @@ class Roofline(Provider):
         """Find the fastest variant for each part of the case, once a size in a process."""
         if not sets[0].tokens.is_cuda:
             return
-        for part in range(len(TRAFFIC[case.mode])):
-            key = (bytes_of(case), *TRAFFIC[case.mode][part])
+        for part, moved in enumerate(traffic(case)):
+            key = (bytes_of(case), *moved)
             if key not in self._fastest:
                 times = {variant: _quick_time([_part(case, each, part, variant) for each in sets], case)
                          for variant in variants()}  # fmt: skip
@@ -82,15 +88,15 @@ class Roofline(Provider):
         if torch.device(device).type == "cpu":
             return {"variant": "torch.add(out=) on integers"}
         chosen = []
-        for reads, writes in TRAFFIC[case.mode]:
+        for reads, writes in traffic(case):
             variant = self._fastest[bytes_of(case), reads, writes]
             chosen.append(f"{reads} reads, {writes} writes: {variant}")
         return {"variant": "; ".join(chosen)}
 
     def kernel_call(self, case: Case, inputs: Inputs) -> Call:
         parts = [
-            _part(case, inputs, number, self._fastest.get((bytes_of(case), *traffic)))
-            for number, traffic in enumerate(TRAFFIC[case.mode])
+            _part(case, inputs, number, self._fastest.get((bytes_of(case), *moved)))
+            for number, moved in enumerate(traffic(case))
         ]
         written = tuple(tensor for part in parts for tensor in part.poisonable)
 
@@ -128,6 +134,9 @@ class _Part:
 
     def run(self) -> None:
         if self.variant is None:
+            if len(self.reads) == 3 and len(self.writes) == 1:
+                torch.addcmul(*self.reads, out=self.writes[0])
+                return
             torch.add(self.reads[0], self.reads[1], out=self.writes[0])
             for source, target in zip(self.reads[2:], self.writes[1:], strict=True):
                 target.copy_(source)
@@ -148,7 +157,8 @@ class _Part:
         step = max(1, self.writes[0].numel() // _COMPARED)
         reads = [tensor[::step] for tensor in self.reads]
         if self.variant is None:
-            expected = [reads[0] + reads[1], *reads[2:]]
+            one = len(reads) == 3 and len(self.writes) == 1
+            expected = [reads[0] + reads[1] * reads[2]] if one else [reads[0] + reads[1], *reads[2:]]
         else:
             total = reads[0].clone()
             for tensor in reads[1:]:
@@ -158,12 +168,13 @@ class _Part:
 
 
 def _part(case: Case, inputs: Inputs, number: int, variant: Variant | None) -> _Part:
-    reads, writes = TRAFFIC[case.mode][number]
+    reads, _ = traffic(case)[number]
     # The backward kernel reads states that a forward kernel has just written, where there was one.
     second = inputs.buffer("states") if number > 0 else inputs.tokens
     sources = (inputs.gates, second, inputs.d_states)
-    targets = tuple(inputs.buffer(name) for name in ("states", "d_gates", "d_tokens"))
-    targets = targets[:writes] if writes == 1 else targets[1 : 1 + writes]
+    forward = case.mode != "backward" and number == 0
+    names = [name for name in outputs_of(case) if (name == "states") == forward]
+    targets = tuple(inputs.buffer(name) for name in names)
     return _Part(
         tuple(_words(tensor) for tensor in sources[:reads]), tuple(_words(tensor) for tensor in targets),
         targets, variant,

@@ -14,6 +14,7 @@ GATES = {"uniform_0_1": "[0, 1)", "uniform_099_1": "[0.99, 1)"}
 def speed_lines(rows: pd.DataFrame) -> Iterable[str]:
     """Times of the largest float32 case, fastest first, and in how many cases ours is the fastest."""
     timed = rows[rows["median_ms"].notna() & (rows["provider"] != "roofline")]
+    timed = timed[~timed["reverse"].astype(bool) & (timed["needs"] == "gates,tokens")]
     shown = timed[(timed["dtype"] == "float32") & (timed["level"] == "api")]
     if shown.empty:
         return
@@ -33,6 +34,21 @@ def speed_lines(rows: pd.DataFrame) -> Iterable[str]:
     right = timed[timed["status"] == "ok"]
     fastest = right.loc[right.groupby("case_id")["median_ms"].idxmin(), "provider"]
     yield f"  ours is the fastest in {(fastest == 'ours').sum()} of {len(fastest)} cases of all sizes, dtypes and modes"
+
+
+def packing_lines(rows: pd.DataFrame) -> Iterable[str]:
+    """What a packed token costs, whatever the sequences: time of ours, a token's share of it, fraction of the limit."""
+    ours = rows[(rows["provider"] == "ours") & (rows["dtype"] == "float32") & rows["median_ms"].notna()]
+    if ours.empty:
+        return
+    first = ours.iloc[0]
+    yield f"Packed sequences on {first['device']}: float32, B={first['B']}, C={first['C']}"
+    yield f"  {'count x length':22}{'direction':>18}{'tokens':>10}{'ms':>10}{'ns a token':>12}{'of roofline':>13}"
+    for _, row in ours.iterrows():
+        per_token, fraction = 1e6 * row["median_ms"] / row["T"], 1 / row["ratio_to_roofline"]
+        words = f"{row['level']} {MODES[row['mode']]}"
+        numbers = f"{_number(row['median_ms']):>10}{_number(per_token):>12}{_number(fraction):>13}"
+        yield f"  {row['lengths']:22}{words:>18}{row['T']:>10}{numbers}"
 
 
 def precision_lines(rows: pd.DataFrame) -> Iterable[str]:

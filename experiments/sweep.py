@@ -42,6 +42,7 @@ class Measurer:
 
 MEASURERS = {
     "speed": Measurer("experiments.measure", times=True),
+    "packing": Measurer("experiments.measure", times=True),
     "smoke": Measurer("experiments.measure", times=True),
     "precision": Measurer("experiments.precision", times=False),
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from experiments.config import Case
 from experiments.inputs import DTYPES, Inputs
-from experiments.providers.base import OUTPUTS, SIXTEEN_BIT, AutogradProvider, Call, Named, buffered, too_large
+from experiments.providers.base import SIXTEEN_BIT, AutogradProvider, Call, Named, buffered, outputs_of, too_large
 
 # Both packages compute element offsets in 32-bit integers and launch a grid (B, C).
 _OFFSETS = 2**31
@@ -69,7 +69,7 @@ class _Kernels(_AcceleratedScan):
     def kernel_call(self, case: Case, inputs: Inputs) -> Call:
         package = self.module()
         gates, tokens, d_states = self.given(case, inputs)
-        outputs: Named = {name: self.output(case, inputs, name) for name in OUTPUTS[case.mode]}
+        outputs: Named = {name: self.output(case, inputs, name) for name in outputs_of(case)}
         if case.mode == "forward":
             return buffered(lambda: self.forward(package, gates, tokens, outputs["states"]), outputs)
 

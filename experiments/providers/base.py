@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.config import Case
+from experiments.config import NEEDS, Case
 from experiments.inputs import DTYPES, Inputs
 
 OUTPUTS = {
@@ -26,6 +26,16 @@ SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _broken_packages: dict[str, str] = {}
 
 Named = dict[str, Tensor]
+
+
+def outputs_of(case: Case) -> tuple[str, ...]:
+    """What a call of the case returns, in this order."""
+    return tuple(name for name in OUTPUTS[case.mode] if name == "states" or name.removeprefix("d_") in wanted(case))
+
+
+def wanted(case: Case) -> tuple[str, ...]:
+    """The inputs whose gradients are asked for."""
+    return tuple(case.needs.split(","))
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Provider(ABC):
     dims: tuple[int, ...] = (-1,)
     packed = False
     reversible = False
+    selective = False
+    """Does less where the gradients of one input alone are asked for."""
     computes = True
     """Whether its outputs are those of the scan."""
     log_gates = False
@@ -80,6 +92,8 @@ class Provider(ABC):
             return f"{self.name} cannot scan packed sequences."
         if case.reverse and not self.reversible:
             return f"{self.name} has no reverse direction that is differentiable."
+        if case.needs != NEEDS[0] and not self.selective:
+            return f"{self.name} computes the gradients of gates and tokens, whichever are asked for."
         return self.limits(case, device) or self.missing()
 
     def limits(self, case: Case, device: str) -> str | None:
@@ -146,7 +160,7 @@ class AutogradProvider(Provider):
 
     def read(self, case: Case) -> Callable[[tuple[Any, ...]], Named]:
         """Outputs by name."""
-        names = OUTPUTS[case.mode]
+        names = outputs_of(case)
         return lambda outputs: {name: self.restore(case, tensor) for name, tensor in zip(names, outputs, strict=True)}
 
     def api_call(self, case: Case, inputs: Inputs) -> Call:
@@ -161,11 +175,14 @@ class AutogradProvider(Provider):
 
             return Call(run, self.read(case))
 
-        leaves = gates.detach().requires_grad_(), tokens.detach().requires_grad_()
+        leaves = tuple(
+            each.detach().requires_grad_(name in wanted(case)) for name, each in (("gates", gates), ("tokens", tokens))
+        )
         if case.mode == "backward":
             with torch.enable_grad():
                 states = scan(*leaves)
-            return Call(lambda: torch.autograd.grad(states, leaves, d_states, retain_graph=True), self.read(case))
+            needed = [each for each in leaves if each.requires_grad]
+            return Call(lambda: torch.autograd.grad(states, needed, d_states, retain_graph=True), self.read(case))
 
         def run() -> tuple[Tensor, ...]:
             with torch.enable_grad():

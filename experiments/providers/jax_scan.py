@@ -12,7 +12,7 @@ from torch import Tensor
 
 from experiments.config import Case
 from experiments.inputs import DTYPES, Inputs
-from experiments.providers.base import OUTPUTS, Call, Named, Provider
+from experiments.providers.base import Call, Named, Provider, outputs_of
 
 # XLA compiles every shape, dtype and mode anew, unrolled over the levels of the tree: about four seconds a length.
 _LENGTHS = (512, 4096)
@@ -79,7 +79,7 @@ class JaxAssociativeScan(Provider):
                 return compiled.both(gates, tokens, d_states)
 
         def read(outputs: tuple[Any, ...]) -> Named:
-            return {name: _to_torch(array) for name, array in zip(OUTPUTS[case.mode], outputs, strict=True)}
+            return {name: _to_torch(array) for name, array in zip(outputs_of(case), outputs, strict=True)}
 
         def finish(outputs: tuple[Any, ...]) -> None:
             jax.block_until_ready(outputs)

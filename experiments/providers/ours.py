@@ -10,7 +10,7 @@ from torch import Tensor
 
 from experiments.config import Case
 from experiments.inputs import DTYPES, Inputs
-from experiments.providers.base import AutogradProvider, Call
+from experiments.providers.base import AutogradProvider, Call, wanted
 
 
 class Ours(AutogradProvider):
@@ -20,6 +20,7 @@ class Ours(AutogradProvider):
     dims = (-1, -2)
     packed = True
     reversible = True
+    selective = True
 
     def function(self, case: Case, inputs: Inputs) -> Callable[[Tensor, Tensor], Tensor]:
         from scan import linear_scan
@@ -36,15 +37,16 @@ class Ours(AutogradProvider):
 
         gates, tokens, d_states, cu_seqlens = inputs.gates, inputs.tokens, inputs.d_states, inputs.cu_seqlens
         dim, reverse = case.dim, case.reverse
+        needs = ("gates" in wanted(case), "tokens" in wanted(case), False)
 
         def forward() -> Tensor:
             return implementation.forward(gates, tokens, None, cu_seqlens, dim, reverse, False, False)[0]
 
         def backward(states: Tensor) -> tuple[Tensor | None, ...]:
-            needs = (True, True, False)
-            return implementation.backward(
+            gradients = implementation.backward(
                 gates, states, None, cu_seqlens, d_states, None, tokens.dtype, dim, reverse, False, needs
-            )[:2]
+            )
+            return tuple(each for each, needed in zip(gradients, needs, strict=True) if needed)
 
         def both() -> tuple[Tensor | None, ...]:
             states = forward()

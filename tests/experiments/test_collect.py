@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import subprocess
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("hydra")
 from experiments import collect as collecting
 from experiments import store
 from experiments.collect import collect, paper_settings
+from experiments.compose import options
 from experiments.config import ConfigError
 from experiments.provenance import sources
 from experiments.records import load
@@ -198,9 +200,14 @@ def test_fewer_cases_than_are_stored_are_refused(project):
 
 
 def test_nothing_to_collect_is_said(project):
-    assert refused(project, only="h100") == (
-        f"There are no records of hardware h100 below {project / 'outputs'}; run `python -m experiments` first."
-    )
+    stems = ", ".join(stem for stem in options("experiment") if stem != "smoke")
+    advice = f"run `python -m experiments experiment=NAME` with one of {stems} first."
+    outputs = project / "outputs"
+    assert refused(project, only="h100") == f"There are no records of hardware h100 below {outputs}; {advice}"
+    shutil.rmtree(outputs)
+    assert refused(project) == f"There are no records below {outputs}; {advice}"
+    fill(project, paper_settings("smoke", "cpu"))
+    assert refused(project) == f"Below {outputs} are only records of smoke, which are no results; {advice}"
 
 
 def test_the_command_prints_the_outcome(project, capsys, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 hydra = pytest.importorskip("hydra")
 
 from experiments.compose import CONF, compose, options, settings_of  # noqa: E402
-from experiments.config import Case, ConfigError, Hardware, Measure, Settings, parse_lengths  # noqa: E402
+from experiments.config import NEEDS, Case, ConfigError, Hardware, Measure, Settings, parse_lengths  # noqa: E402
 from experiments.hardware import ROOT, Machine, check, overrides_for  # noqa: E402
 
 LENGTHS = tuple(2**power for power in range(7, 17))
@@ -66,7 +66,48 @@ def test_speed_is_the_sweep_of_the_published_tables():
     assert set(made.dtype) == {"float32", "bfloat16", "float16"}
     assert set(made.mode) == {"forward", "backward", "forward_backward"}
     assert set(made.level) == {"kernel", "api"}
-    assert len(made.cases()) == len(set(made.cases())) == 10 * 3 * 3 * 2
+    published = [
+        case for case in made.cases() if not case.reverse and case.needs == "gates,tokens" and case.T in LENGTHS
+    ]
+    assert len(published) == len(set(published)) == 10 * 3 * 3 * 2
+    assert made.cases()[: len(published)] == published
+
+
+def test_speed_also_runs_backwards_at_odd_lengths_and_with_fewer_gradients():
+    made = settings("experiment=speed").experiment
+    more = made.cases()[10 * 3 * 3 * 2 :]
+    assert {case.level for case in more} == {"kernel"} and {case.dtype for case in more} == {"float32", "bfloat16"}
+    assert {case.T for case in more if case.reverse} < set(LENGTHS), "each beside its forward case"
+    assert {case.T for case in more if case.T not in LENGTHS} == {1000, 4097, 8191, 33753}
+    fewer = [case for case in more if case.needs != "gates,tokens"]
+    assert {case.needs for case in fewer} == {"gates", "tokens"} and {case.mode for case in fewer} == {"backward"}
+    assert len(more) == len(set(made.cases())) - 180 == (5 + 4) * 2 * 2 + 3 * 2 * 2
+
+
+def test_packing_is_four_packings_and_a_pair_of_the_same_total():
+    made = settings("experiment=packing").experiment.cases()
+    kernel = {case.lengths: case for case in made if case.level == "kernel"}
+    assert {lengths: case.T for lengths, case in kernel.items()} == {
+        "1x32768+64x512": 65536, "32x1000..2147": 50352, "4096x1..64": 133120, "1x65536": 65536,
+    }  # fmt: skip
+    api = {case.lengths: case for case in made if case.level == "api"}
+    assert {len(case.sequence_lengths): case.T for case in api.values()} == {8: 65536, 1024: 65536}
+    assert {(case.B, case.C) for case in made} == {(1, 1536)}
+
+
+def test_an_axis_named_by_hand_holds_in_every_block():
+    made = settings("experiment=speed", "experiment.T=[256]", "experiment.dtype=float16").experiment
+    assert {(case.T, case.dtype) for case in made.cases()} == {(256, "float16")}
+    assert any(case.reverse for case in made.cases()) and any(case.needs == "gates" for case in made.cases())
+
+
+def test_blocks_can_be_left_out_and_changed_by_name():
+    alone = settings("experiment=speed", "~experiment.also").experiment
+    assert len(alone.cases()) == 180
+    changed = settings("experiment=speed", "experiment.also.reverse.T=[512]").experiment
+    assert {case.T for case in changed.cases() if case.reverse} == {512}
+    added = settings("experiment=speed", "+experiment.also.few={C:[64],T:[128]}").experiment
+    assert {case.C for case in added.cases()} == {1536, 64}
 
 
 def test_precision_covers_the_published_lengths_with_enough_draws():
@@ -79,7 +120,7 @@ def test_precision_covers_the_published_lengths_with_enough_draws():
 
 
 def test_what_matters_most_is_measured_first_and_draws_are_shared_by_neighbours():
-    cases = settings("experiment=speed").experiment.cases()
+    cases = settings("experiment=speed", "~experiment.also").experiment.cases()
     groups = list(dict.fromkeys((case.level, case.dtype) for case in cases))
     assert groups == [(level, dtype) for level in ("kernel", "api") for dtype in ("float32", "bfloat16", "float16")]
     assert [(case.T, case.mode) for case in cases[:4]] == [
@@ -159,18 +200,29 @@ def test_packed_cases_have_the_sum_of_their_lengths():
     ("field", "value"),
     [
         ("level", "kernel"), ("mode", "backward"), ("dtype", "float16"), ("B", 1), ("C", 4), ("T", 129), ("dim", -2),
-        ("reverse", True), ("lengths", "2x64"), ("gates", "uniform_099_1"), ("draws", 2), ("seed", 1),
-        ("stem", "smoke"),
+        ("reverse", True), ("lengths", "2x64"), ("lengths", "2x1..127"), ("gates", "uniform_099_1"), ("draws", 2),
+        ("seed", 1), ("stem", "smoke"),
     ],
 )  # fmt: skip
 def test_every_field_of_a_case_shows_in_its_id(field, value):
     assert dataclasses.replace(CASE, **{field: value}).id != CASE.id
 
 
+def test_fewer_gradients_show_in_the_id_and_leave_the_others_as_they_were_stored():
+    backward = dataclasses.replace(CASE, mode="backward")
+    assert "-gates_only-" in dataclasses.replace(backward, needs="gates").id
+    assert len({dataclasses.replace(backward, needs=needs).id for needs in NEEDS}) == 3
+    stored = json.loads((ROOT / "paper/results/h200/speed.jsonl").read_text().splitlines()[0])
+    assert Case(**stored["case"]).id == stored["case_id"]
+
+
 def test_the_id_of_a_case_reads_and_stays():
     assert CASE.id.startswith("api-forward-float32-B2-C3-T128-")
     assert CASE.id == Case(**dataclasses.asdict(CASE)).id
     assert "-T128-channels_last-" in dataclasses.replace(CASE, dim=-2).id
+    assert "-T128-2x1..127-" in dataclasses.replace(CASE, lengths="2x1..127").id
+    many = "+".join(f"1x{length}" for length in range(1, 40))
+    assert "-T780-packed-" in dataclasses.replace(CASE, T=780, lengths=many).id
 
 
 @pytest.mark.parametrize(
@@ -184,7 +236,22 @@ def test_the_id_of_a_case_reads_and_stays():
         ),
         (["experiment.dim=1"], "dim must be -1 (time last) or -2 (channels last), got 1."),
         (["experiment.reverse=maybe"], "reverse must be true or false, got 'maybe'."),
-        (["experiment.lengths=3"], "lengths must look like '1x32768+64x512' (count x length), got 3."),
+        (
+            ["experiment.lengths=3"],
+            "lengths must look like '1x32768+64x512' (count x length) or '32x1000..2147' (count x shortest..longest), "
+            "got 3.",
+        ),
+        (["experiment.lengths=1x3..4"], "lengths must rise over at least 2 sequences, got 1x3..4."),
+        (["experiment.needs=states"], "needs must be one of 'gates,tokens', 'gates', 'tokens', got 'states'."),
+        (["experiment.needs=gates"], "needs must be 'gates,tokens' where mode is 'forward', got 'gates'."),
+        (
+            ["+experiment.also.few.N=3"],
+            "experiment.also.few.N is no axis; the axes are dtype, mode, level, B, C, T, dim, reverse, lengths, gates, "
+            "needs.",
+        ),
+        (["+experiment.also.few=3"], "experiment.also.few must be a mapping with the axes that differ, got 3."),
+        (["experiment.also=3"], "experiment.also must be a mapping from names to blocks of axes, got 3."),
+        (["experiment.also.reverse.T=0"], "T must be an integer of at least 1, got 0."),
         (["measure.repeats=3"], "measure.repeats must be an integer of at least 5, got 3."),
         (["measure.target_ms=-1"], "measure.target_ms must be a positive number, got -1."),
         (["tracking.mode=on"], "tracking.mode must be one of 'offline', 'online', 'disabled', got 'on'."),
@@ -214,6 +281,10 @@ def test_an_unknown_provider_is_named():
 
 def test_lengths_spell_out_counts():
     assert parse_lengths("1x5+3x2") == (5, 2, 2, 2)
+    assert sorted(parse_lengths("5x1..9+1x4")) == [1, 3, 4, 5, 7, 9]
+    assert sum(parse_lengths("4096x1..64")) == 4096 * 65 // 2 and parse_lengths("4096x1..64")[:4] == (41, 7, 16, 31)
+    spaced = parse_lengths("32x1000..2147")
+    assert sorted(spaced) == list(range(1000, 2148, 37)) != list(spaced)
     with pytest.raises(ConfigError, match=r"^T must be the sum of lengths '2x3', got 128\.$"):
         dataclasses.replace(CASE, lengths="2x3")
 

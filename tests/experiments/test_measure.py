@@ -376,6 +376,10 @@ def test_pace_is_a_proportion_once_work_and_not_launches_take_the_time() -> None
     assert pace.refuses("linrec", replace(CASE, T=64), 0.2) is None
     assert pace.refuses("ref", replace(CASE, T=256), 0.2) is None
     assert pace.refuses("linrec", replace(CASE, T=256, dtype="bfloat16"), 0.2) is None
+    packed = replace(CASE, T=256, lengths="4x64")
+    assert pace.refuses("linrec", packed, 0.2) is None, "one long sequence may take longer than many short ones"
+    pace.saw("linrec", replace(packed, T=512, lengths="1x512"), 0.1)
+    assert pace.refuses("linrec", replace(CASE, T=1024), 0.2) == pace.refuses("linrec", replace(CASE, T=1024), 0.2)
 
 
 def test_a_provider_above_the_roofline_shows_that_the_roofline_is_wrong() -> None:
@@ -404,6 +408,47 @@ def test_memory_is_given_back_where_others_see_a_device_half_full(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(None))
     bench.make_room("cuda")
     assert len(calls) == emptied
+
+
+def test_a_call_that_waits_for_the_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[Any] = [0]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: set_to[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_to.append)
+
+    def call(error: str) -> Call:
+        def run() -> tuple[Any, ...]:
+            if error:
+                raise RuntimeError(error)
+            return ()
+
+        return Call(run, lambda _: {})
+
+    assert bench.host_waits(call("called a synchronizing CUDA operation"))
+    assert not bench.host_waits(call(""))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        bench.host_waits(call("out of memory"))
+    assert set_to == [0, "error", 0, "error", 0, "error", 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["kernel", "api"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_packed_cases_on_the_gpu_need_no_word_from_the_device(mode: str, level: str, reverse: bool) -> None:
+    case = replace(CASE, B=1, C=64, T=1041, mode=mode, level=level, reverse=reverse, lengths="1x1000+1x0+1x41")
+    results = run_case(case, ("ours", "hgrn", "roofline"), QUICK, "cuda", ignore)["providers"]
+    assert results["ours"]["status"] == "ok" and results["ours"]["detail"]["host_waits"] is False
+    assert results["hgrn"]["status"] in ("ok", "unsupported")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("needs", ["gates", "tokens"])
+def test_fewer_gradients_on_the_gpu(needs: str) -> None:
+    case = replace(CASE, B=8, C=64, T=512, mode="backward", level="kernel", needs=needs)
+    results = run_case(case, ("ours", "scalar", "roofline"), QUICK, "cuda", ignore)["providers"]
+    assert results["ours"]["status"] == results["roofline"]["status"] == "ok"
+    assert set(results["ours"]["errors"]) == {f"d_{needs}"}
+    assert results["scalar"]["status"] == "unsupported"
 
 
 @pytest.mark.gpu

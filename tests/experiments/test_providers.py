@@ -21,7 +21,7 @@ from experiments.config import MODES, PROVIDERS, Case
 from experiments.correctness import chosen_rows, exact, judge
 from experiments.inputs import DTYPES, Inputs, draw
 from experiments.providers import base, registry, torch_scan
-from experiments.providers.base import OUTPUTS, Call, Provider, first_line
+from experiments.providers.base import Call, Provider, first_line, outputs_of
 from scan import tuning
 from scan.reference import parallel_scan, sequential_scan
 
@@ -40,7 +40,7 @@ def check(name: str, case: Case, given: Inputs | None = None) -> Call:
     if call.finish is not None:
         call.finish(outputs)
     named = call.read(outputs)
-    assert tuple(named) == OUTPUTS[case.mode]
+    assert tuple(named) == outputs_of(case)
     known = exact(case, inputs, chosen_rows(case), provider(name).log_gates)
     assert judge(named, case, known, provider(name).accumulates(case, "cpu")).reason is None
     return call
@@ -119,6 +119,18 @@ def test_ours_takes_every_layout(case: Case, level: str, mode: str) -> None:
     case = replace(case, level=level, mode=mode)
     assert provider("ours").refuses(case, "cpu") is None
     check("ours", case)
+
+
+@pytest.mark.parametrize(("needs", "returned"), [("gates", ("d_gates",)), ("tokens", ("d_tokens",))])
+@pytest.mark.parametrize("level", ["api", "kernel"])
+def test_ours_computes_the_gradient_that_is_asked_for(level: str, needs: str, returned: tuple[str, ...]) -> None:
+    case = replace(CASE, level=level, mode="backward", needs=needs)
+    assert provider("ours").refuses(case, "cpu") is None
+    call = check("ours", case)
+    assert outputs_of(case) == returned and len(call.run()) == 1
+    assert provider("blelloch").refuses(replace(case, level="api"), "cpu") == (
+        "blelloch computes the gradients of gates and tokens, whichever are asked for."
+    )
 
 
 @pytest.mark.parametrize(("dim", "strategy"), [(-1, "time_contiguous"), (-2, "channels_last")])
@@ -330,6 +342,43 @@ def test_hgrn_gets_logarithms_channels_last(mode: str, level: str, dim: int, mon
     check("hgrn", replace(CASE, mode=mode, level=level, dim=dim))
     assert all(shape == (CASE.B, CASE.T, CASE.C) for shape in seen)
     assert bool(seen) == (level == "api")
+
+
+class RecurrentHGRN(ChunkHGRN):
+    """The one that takes cu_seqlens, which its context keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, *more: Any) -> tuple[Any, ...]:
+        initial_state, final, cu_seqlens = more
+        assert initial_state is None and final is False
+        return ChunkHGRN.forward(ctx, x, starting_anew(g, cu_seqlens))
+
+
+def starting_anew(g: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Log gates that forget at the first step of every packed sequence."""
+    g = g.clone()
+    g[:, cu_seqlens[:-1].long()] = -torch.inf
+    return g
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["kernel", "api"])
+def test_hgrn_packs_sequences_with_the_function_that_can(
+    mode: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fused_recurrent_hgrn(x: Tensor, g: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, None]:
+        assert x.shape[0] == 1
+        return parallel_scan(starting_anew(g, cu_seqlens).exp(), x), None
+
+    fake = SimpleNamespace(FusedRecurrentHGRNFunction=RecurrentHGRN, fused_recurrent_hgrn=fused_recurrent_hgrn)
+    monkeypatch.setattr(provider("hgrn"), "module", lambda: pytest.fail("chunk_hgrn takes no cu_seqlens"))
+    monkeypatch.setattr(provider("hgrn"), "packed_module", lambda: fake)
+    packed = replace(CASE, B=1, mode=mode, level=level, lengths="1x40+2x12")
+    check("hgrn", packed)
+    assert provider("hgrn").detail(packed, "cuda")["function"] == "fused_recurrent_hgrn"
+    assert provider("hgrn").limits(replace(packed, B=2), "cuda") == (
+        "hgrn packs sequences into a batch of 1, and the case has B = 2."
+    )
 
 
 def test_a_gate_of_zero_is_a_logarithm_too(monkeypatch: pytest.MonkeyPatch) -> None:

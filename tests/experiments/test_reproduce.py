@@ -6,11 +6,12 @@ from experiments import reproduce, store
 from experiments.config import ConfigError
 from experiments.hardware import Machine
 from experiments.records import tidy
-from experiments.summary import precision_lines, speed_lines, unmeasured_lines
+from experiments.summary import packing_lines, precision_lines, speed_lines, unmeasured_lines
 
 
-def speed_record(T, mode, dtype="float32", **medians):
+def speed_record(T, mode, dtype="float32", lengths="", **medians):
     case = {"stem": "speed", "level": "api", "mode": mode, "dtype": dtype, "B": 1, "C": 64, "T": T}
+    case |= {"reverse": False, "lengths": lengths}
     providers = {name: {"status": "ok", "reason": None, "samples_ms": [ms]} for name, ms in medians.items()}
     providers["warp"] = {"status": "unsupported", "reason": "it needs a GPU."}
     return wrap(case, providers)
@@ -73,6 +74,19 @@ def test_the_table_of_errors():
     ]
 
 
+def test_the_table_of_packings():
+    packed = [
+        speed_record(T, "forward", lengths=lengths, ours=ms, roofline=ms / 2)
+        for lengths, T, ms in (("1x4096", 4096, 8.192), ("128x1..64", 4160, 8.32))
+    ]
+    assert list(packing_lines(tidy(packed))) == [
+        "Packed sequences on A CPU: float32, B=1, C=64",
+        "  count x length                 direction    tokens        ms  ns a token  of roofline",
+        "  1x4096                       api forward      4096      8.19       2e+03          0.5",
+        "  128x1..64                    api forward      4160      8.32       2e+03          0.5",
+    ]
+
+
 def test_providers_without_a_result_say_why():
     assert list(unmeasured_lines(tidy(SPEED + PRECISION))) == ["warp: it needs a GPU."]
 
@@ -104,12 +118,13 @@ def steps(monkeypatch, tmp_path):
     return commands, ends
 
 
-def test_a_cpu_measures_both_sweeps_and_builds_the_paper(steps, tmp_path, capsys):
+def test_a_cpu_measures_every_sweep_and_builds_the_paper(steps, tmp_path, capsys):
     commands, _ = steps
     assert reproduce.main([]) == 0
     outputs = str(tmp_path / "outputs")
     assert commands == [
         ["-m", "experiments", "experiment=speed", "hardware=cpu", f"outputs={outputs}"],
+        ["-m", "experiments", "experiment=packing", "hardware=cpu", f"outputs={outputs}"],
         ["-m", "experiments", "experiment=precision", "hardware=cpu", f"outputs={outputs}"],
         ["-m", "paper", "--results", str(tmp_path / "results"), "--also", outputs],
     ]
@@ -129,7 +144,7 @@ def test_a_gpu_measures_the_papers_sweeps(steps, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "ask_this_machine", lambda: Machine("cuda", "NVIDIA H200"))
     monkeypatch.setattr(reproduce.shutil, "which", lambda name: f"/bin/{name}")
     assert reproduce.main([]) == 0
-    assert [command[3] for command in commands[:2]] == ["hardware=auto"] * 2
+    assert [command[3] for command in commands[:3]] == ["hardware=auto"] * 3
     shown = capsys.readouterr().out
     assert "Milliseconds a call" not in shown, "records of another device are not this machine's"
     assert "== What could not be done here\nNothing was left out.\n" in shown
@@ -139,7 +154,7 @@ def test_a_gpu_measures_the_papers_sweeps(steps, monkeypatch, capsys):
 def test_quick_measures_less_and_says_so(steps, capsys):
     commands, _ = steps
     assert reproduce.main(["--quick"]) == 0
-    assert "measure=quick" in commands[0] and "experiment.draws=8" in commands[1]
+    assert "measure=quick" in commands[0] and "experiment.draws=8" in commands[2]
     assert "because --quick asked for it" in capsys.readouterr().out
 
 
@@ -153,7 +168,7 @@ def test_a_failed_step_does_not_stop_the_others(steps, capsys):
     commands, ends = steps
     ends |= {"experiment=speed": 1}
     assert reproduce.main([]) == 1
-    assert len(commands) == 3
+    assert len(commands) == 4
     assert "The sweep speed ended with exit status 1; its own lines above say why.\n" in capsys.readouterr().out
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.config import MODES, Case
+from experiments.config import MODES, NEEDS, Case
 from experiments.inputs import Inputs, draw
-from experiments.roofline import TRAFFIC, Roofline, _Part, _words, bytes_moved, variants
+from experiments.roofline import Roofline, _Part, _words, bytes_moved, traffic, variants
 
 CASE = Case("speed", "kernel", "forward", "float32", 8, 1536, 128)
 SMALL = replace(CASE, B=2, C=3, T=50)
@@ -20,6 +20,9 @@ def test_bytes_of_a_case() -> None:
     assert bytes_moved(replace(CASE, mode="backward")) == 5 * tensor
     assert bytes_moved(replace(CASE, mode="forward_backward")) == 8 * tensor
     assert bytes_moved(replace(CASE, dtype="bfloat16")) == 3 * tensor // 2
+    assert bytes_moved(replace(CASE, mode="backward", needs="gates")) == 4 * tensor
+    assert bytes_moved(replace(CASE, mode="backward", needs="tokens")) == 3 * tensor
+    assert bytes_moved(replace(CASE, lengths="2x64")) == 3 * tensor
 
 
 def test_the_grid_of_variants() -> None:
@@ -32,10 +35,12 @@ def test_the_grid_of_variants() -> None:
         assert variant.vector <= variant.block // (32 * variant.warps) <= 16
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "needs"), [*((mode, NEEDS[0]) for mode in MODES), ("backward", "gates"), ("backward", "tokens")]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_the_stand_in_of_the_cpu_moves_every_byte(mode: str, dtype: str) -> None:
-    case = replace(SMALL, mode=mode, dtype=dtype, T=51)
+def test_the_stand_in_of_the_cpu_moves_every_byte(mode: str, needs: str, dtype: str) -> None:
+    case = replace(SMALL, mode=mode, needs=needs, dtype=dtype, T=51)
     inputs = draw(case, "cpu")
     call = Roofline().build(case, inputs)
     assert call.poison is not None and call.check is not None
@@ -43,7 +48,7 @@ def test_the_stand_in_of_the_cpu_moves_every_byte(mode: str, dtype: str) -> None
     assert call.check() == "the roofline kernel did not write what it read."
     written = call.run()
     assert call.check() is None
-    moved = sum(reads for reads, _ in TRAFFIC[mode]) + len(written)
+    moved = sum(reads for reads, _ in traffic(case)) + len(written)
     assert moved * inputs.tokens.numel() * inputs.tokens.element_size() == bytes_moved(case)
 
 
@@ -77,7 +82,7 @@ def parts_of(inputs: Inputs, reads: int, writes: int) -> _Part:
     return _Part(tuple(map(_words, sources)), tuple(map(_words, targets)), targets, variant)
 
 
-@pytest.mark.parametrize(("reads", "writes"), [(1, 1), (2, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize(("reads", "writes"), [(1, 1), (2, 1), (3, 1), (3, 2), (4, 3)])
 @pytest.mark.parametrize("T", [85, 256, 300])
 def test_the_kernel_moves_every_byte(kernel_device: torch.device, reads: int, writes: int, T: int) -> None:
     part = parts_of(draw(replace(SMALL, T=T), str(kernel_device)), reads, writes)
