@@ -245,6 +245,7 @@ def _configure(
         constants[f"{label}_VECTOR"] = vector
     even = channels_last or (sizes.T % V == 0 and states.b % V == 0 and states.c % V == 0)
     constants |= {"DESCENDING": descending, "LOG": log_gates, "CHANNELS_LAST": channels_last, "EVEN": even}
+    constants["WHOLE"] = even and sizes.T % (config.groups * V) == 0
     constants["EVEN_ROWS"] = (sizes.C if channels_last else sizes.rows) % config.rows == 0
     constants["ONE_TILE"] = sizes.T + (0 if even else V - 1) <= config.groups * V
     constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)

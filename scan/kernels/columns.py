@@ -68,67 +68,116 @@ def in_scan_order(columns, V: tl.constexpr, DESCENDING: tl.constexpr):
 
 
 @triton.jit
-def load_columns(pointer, base, stride, position, end, edge, rows, other, V: tl.constexpr, VECTOR: tl.constexpr,
-                 DESCENDING: tl.constexpr, dtype: tl.constexpr):
-    """Columns `[R, N]` in scan order of groups of V steps; `other` outside `[0, end)`.
+def place(pointer, base, stride, group, phase, V: tl.constexpr, VECTOR: tl.constexpr):
+    """The rows of a tensor as `load_columns` and `store_columns` take them.
 
-    `base` is the offset of step 0 of each row `[R, 1]`, `position` the earliest step of each group `[R, N]`. Only a
-    tile at an `edge` of its row may hold groups that are partly outside.
+    `base` is the offset of step 0 of each row `[R, 1]`, `group` the numbers of the groups in time `[1, N]`; the first
+    group begins `phase` steps before the row. Pointers lead to all steps of the groups of the first tile, `[R, N, V]`,
+    if VECTOR, else to their earliest, `[R, N]`.
     """
     if VECTOR:
-        first = base + position
-        whole = rows & (position >= 0) & (position + V <= end)
-        offset = (first // V * V)[:, :, None] + tl.arange(0, V)[None, None, :]
-        tile = tl.load(pointer + offset, mask=tl.broadcast_to(whole[:, :, None], offset.shape), other=other)
-        columns = split_columns(tile.to(dtype), V)
-        if edge:
-            patched = ()
-            for k in tl.static_range(V):
-                inside = rows & (whole == 0) & (position + k >= 0) & (position + k < end)
-                single = tl.load(pointer + first + k, mask=inside, other=other).to(dtype)
-                patched = patched + (tl.where(inside, single, columns[k]),)
-            columns = patched
+        # A row begins `phase` steps behind a multiple of V: a product shows the compiler that vectors are aligned.
+        aligned = (base.to(tl.uint64) // V * V).to(tl.int64)
+        at = pointer + aligned[:, :, None] + (group * V)[:, :, None] + tl.arange(0, V)[None, None, :]
+    else:
+        at = pointer + base + (group * V - phase).to(tl.int64) * stride
+    return at, pointer + base, stride
+
+
+@triton.jit
+def load_columns(row, tile, other, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
+                 DESCENDING: tl.constexpr, dtype: tl.constexpr):
+    """Columns `[R, N]` in scan order of groups of V steps; `other` outside the row.
+
+    `row` is what `place` made. `tile` is the tile's first step, the earliest step of each group `[R, N]`, the length T of
+    rows, which rows exist `[R, 1]`, whether the tile is at an edge of rows that begin or end within a group, and how
+    many steps behind any row memory is sure to go on, V at most.
+    """
+    at, origin, stride = row
+    start, position, T, rows, edge, spare = tile
+    if VECTOR:
+        inside = rows
+        if not EVEN:
+            # Beyond its ends a row can be read as long as memory goes on there.
+            inside = rows & (position + V <= T + spare)
+        elif not WHOLE:
+            inside = rows & (position < T)
+        values = tl.load(at + start, mask=tl.broadcast_to(inside[:, :, None], at.shape), other=other)
+        columns = split_columns(values.to(dtype), V)
+        if not EVEN:
+            if edge:
+                own = ()
+                for k in tl.static_range(V):
+                    within = rows & (position + k >= 0) & (position + k < T)
+                    own = own + (tl.where(within & inside, columns[k], other),)
+                columns = own
+                if spare < V - 1:
+                    patched = ()
+                    for k in tl.static_range(V):
+                        alone = rows & (inside == 0) & (position + k >= 0) & (position + k < T)
+                        single = tl.load(origin + position + k, mask=alone, other=other).to(dtype)
+                        patched = patched + (tl.where(alone, single, columns[k]),)
+                    columns = patched
     else:
         columns = ()
         for k in tl.static_range(V):
-            inside = rows & (position + k >= 0) & (position + k < end)
-            offset = base + (position + k).to(tl.int64) * stride
-            columns = columns + (tl.load(pointer + offset, mask=inside, other=other).to(dtype),)
+            inside = rows
+            if not WHOLE:
+                inside = rows & (position + k >= 0) & (position + k < T)
+            step = at + (start.to(tl.int64) + k) * stride
+            single = tl.load(step, mask=tl.broadcast_to(inside, at.shape), other=other)
+            columns = columns + (single.to(dtype),)
     return in_scan_order(columns, V, DESCENDING)
 
 
 @triton.jit
-def store_columns(pointer, base, stride, position, end, edge, rows, columns, V: tl.constexpr, VECTOR: tl.constexpr,
+def store_columns(row, tile, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
                   DESCENDING: tl.constexpr):
-    """Writes what `load_columns` reads; nothing outside `[0, end)`."""
-    dtype = pointer.dtype.element_ty
+    """Writes what `load_columns` reads; nothing outside the row."""
+    at, origin, stride = row
+    start, position, T, rows, edge, _ = tile
+    dtype = at.dtype.element_ty
     columns = in_scan_order(columns, V, DESCENDING)
     if VECTOR:
-        first = base + position
-        whole = rows & (position >= 0) & (position + V <= end)
-        offset = (first // V * V)[:, :, None] + tl.arange(0, V)[None, None, :]
-        mask = tl.broadcast_to(whole[:, :, None], offset.shape)
-        tl.store(pointer + offset, join_columns(columns, V).to(dtype), mask=mask)
-        if edge:
-            for k in tl.static_range(V):
-                inside = rows & (whole == 0) & (position + k >= 0) & (position + k < end)
-                tl.store(pointer + first + k, columns[k].to(dtype), mask=inside)
+        whole = rows
+        if not EVEN:
+            whole = rows & (position >= 0) & (position + V <= T)
+        elif not WHOLE:
+            whole = rows & (position < T)
+        values = join_columns(columns, V).to(dtype)
+        tl.store(at + start, values, mask=tl.broadcast_to(whole[:, :, None], at.shape))
+        if not EVEN:
+            if edge:
+                for k in tl.static_range(V):
+                    single = rows & (whole == 0) & (position + k >= 0) & (position + k < T)
+                    tl.store(origin + position + k, columns[k].to(dtype), mask=single)
     else:
         for k in tl.static_range(V):
-            inside = rows & (position + k >= 0) & (position + k < end)
-            tl.store(pointer + base + (position + k).to(tl.int64) * stride, columns[k].to(dtype), mask=inside)
+            inside = rows
+            if not WHOLE:
+                inside = rows & (position + k >= 0) & (position + k < T)
+            step = at + (start.to(tl.int64) + k) * stride
+            tl.store(step, columns[k].to(dtype), mask=tl.broadcast_to(inside, at.shape))
 
 
 @triton.jit
-def load_bits(words_ptr, position, V: tl.constexpr, EVEN: tl.constexpr):
-    """The bits of the V steps of each group, the earliest lowest, from words that hold step t in bit t + 32."""
-    word = words_ptr + ((position >> 5) + 1)
-    shift = (position & 31).to(tl.uint32)
-    bits = tl.load(word).to(tl.uint32, bitcast=True)
+def load_bits(words_ptr, start, first_step, BLOCK: tl.constexpr, V: tl.constexpr, EVEN: tl.constexpr):
+    """The bits of the V steps of each group, the earliest lowest, from words that hold step t in bit t + 32.
+
+    The tile of BLOCK steps begins at step `start`, its groups `first_step` behind.
+    """
+    step = first_step
+    word = words_ptr + 1
+    if BLOCK % 32 == 0:
+        word += start >> 5
+    else:
+        step += start
+    shift = (step & 31).to(tl.uint32)
+    bits = tl.load(word + (step >> 5)).to(tl.uint32, bitcast=True)
     if EVEN:
         bits = bits >> shift
     else:
-        ahead = tl.load(word + 1).to(tl.uint32, bitcast=True)
+        ahead = tl.load(word + (step >> 5) + 1).to(tl.uint32, bitcast=True)
         bits = (((ahead.to(tl.uint64) << 32) | bits.to(tl.uint64)) >> shift.to(tl.uint64)).to(tl.uint32)
     return bits & ((1 << V) - 1)
 

@@ -19,7 +19,7 @@ N = 1 where nothing is packed.
 import triton
 import triton.language as tl
 
-from scan.kernels.columns import bit_columns, blank_columns, load_bits, load_columns, store_columns
+from scan.kernels.columns import bit_columns, blank_columns, load_bits, load_columns, place, store_columns
 
 
 @triton.jit
@@ -101,17 +101,24 @@ def row_offset(b, c, row, b_stride, c_stride, FLAT: tl.constexpr, UNIT: tl.const
 
 
 @triton.jit
-def load_gates(pointer, base, stride, position, end, edge, rows, V: tl.constexpr, VECTOR: tl.constexpr,
+def steps_behind(base, rows, b_stride, c_stride, C, n_rows, V: tl.constexpr):
+    """How many steps can be read behind the last of any row of this program before memory may end; V at most."""
+    last_row = (n_rows // C - 1).to(tl.int64) * b_stride + (C - 1).to(tl.int64) * c_stride
+    return tl.min(tl.min(tl.where(rows, tl.minimum(last_row - base, V), V), 1), 0).to(tl.int32)
+
+
+@triton.jit
+def load_gates(row, tile, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
                DESCENDING: tl.constexpr, LOG: tl.constexpr, dtype: tl.constexpr):
     """Gates in scan order; 1, the identity, outside the row."""
     if LOG:
-        logs = load_columns(pointer, base, stride, position, end, edge, rows, 0.0, V, VECTOR, DESCENDING, dtype)
+        logs = load_columns(row, tile, 0.0, V, VECTOR, EVEN, WHOLE, DESCENDING, dtype)
         gates = ()
         for k in tl.static_range(V):
             gates = gates + (tl.exp(logs[k]),)
         return gates
     else:
-        return load_columns(pointer, base, stride, position, end, edge, rows, 1.0, V, VECTOR, DESCENDING, dtype)
+        return load_columns(row, tile, 1.0, V, VECTOR, EVEN, WHOLE, DESCENDING, dtype)
 
 
 @triton.jit(
@@ -126,7 +133,7 @@ def forward(
     C, T, n_rows, n_sequences, n_words,
     gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
-    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
+    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -147,12 +154,20 @@ def forward(
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
     phase = 0
+    gates_spare = V
+    tokens_spare = V
     tiles = tl.cdiv(T, BLOCK)
     if not EVEN:
         phase = (states_base % V).to(TIME)
+        gates_spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
+        tokens_spare = steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V)
         tiles = tl.cdiv(T + V - 1, BLOCK)
     if ONE_TILE:
         tiles = 1
+    first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
+    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST)
+    tokens_row = place(tokens_ptr, tokens_base, tokens_t, group, phase, V, TOKENS_VECTOR and not CHANNELS_LAST)
+    states_row = place(states_ptr, states_base, states_t, group, phase, V, STATES_VECTOR and not CHANNELS_LAST)
     carry = tl.zeros([R, 1], STATE)
     if initial_ptr is not None:
         if not PACKED:
@@ -162,20 +177,20 @@ def forward(
         index = tile
         if DESCENDING:
             index = tiles - 1 - tile
-        start = index * BLOCK
-        position = start + group * V - phase  # [R, N], or [1, N] where all rows begin alike
+        start = index.to(TIME) * BLOCK
+        position = start + first_step
         edge = False
         if not EVEN:
             edge = (start < V) | (start + BLOCK > T)
         if PACKED:
-            first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), position, V, EVEN)
+            first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), start, first_step, BLOCK, V, EVEN)
         g = load_gates(
-            gates_ptr, gates_base, gates_t, position, T, edge, rows, V, GATES_VECTOR and not CHANNELS_LAST,
-            DESCENDING, LOG, STATE,
+            gates_row, (start, position, T, rows, edge, gates_spare), V, GATES_VECTOR and not CHANNELS_LAST,
+            EVEN, WHOLE, DESCENDING, LOG, STATE,
         )
         x = load_columns(
-            tokens_ptr, tokens_base, tokens_t, position, T, edge, rows, 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST,
-            DESCENDING, STATE,
+            tokens_row, (start, position, T, rows, edge, tokens_spare), 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST,
+            EVEN, WHOLE, DESCENDING, STATE,
         )
         gate = tl.full([R, N], 1.0, STATE)
         state = tl.zeros([R, N], STATE)
@@ -210,15 +225,15 @@ def forward(
             if broken | (start + BLOCK > used):
                 states = blank_columns(states, position, used, broken, V, DESCENDING)
             if final_ptr is not None:
-                last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), position, V, EVEN)
+                last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), start, first_step, BLOCK, V, EVEN)
                 last = bit_columns(last_bits, V, DESCENDING)
                 for k in tl.static_range(V):
                     step = position + (V - 1 - k if DESCENDING else k)
                     s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
                     tl.store(final_ptr + s * n_rows + row, states[k], mask=last[k] & rows)
         store_columns(
-            states_ptr, states_base, states_t, position, T, edge, rows, states, V,
-            STATES_VECTOR and not CHANNELS_LAST, DESCENDING,
+            states_row, (start, position, T, rows, edge, V), states, V, STATES_VECTOR and not CHANNELS_LAST,
+            EVEN, WHOLE, DESCENDING,
         )
     if final_ptr is not None:
         if not PACKED:
@@ -238,7 +253,7 @@ def backward(
     gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
-    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
+    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
@@ -265,12 +280,33 @@ def backward(
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
     phase = 0
+    gates_spare = V
+    states_spare = V
+    d_states_spare = V
     tiles = tl.cdiv(T, BLOCK)
     if not EVEN:
         phase = (states_base % V).to(TIME)
+        gates_spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
+        states_spare = steps_behind(states_base, rows, states_b, states_c, C, n_rows, V)
+        d_states_spare = steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V)
         tiles = tl.cdiv(T + V - 1, BLOCK)
     if ONE_TILE:
         tiles = 1
+    first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
+    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST)
+    if d_states_ptr is not None:
+        d_states_row = place(
+            d_states_ptr, d_states_base, d_states_t, group, phase, V, D_STATES_VECTOR and not CHANNELS_LAST
+        )
+    if d_gates_ptr is not None:
+        states_row = place(states_ptr, states_base, states_t, group, phase, V, STATES_VECTOR and not CHANNELS_LAST)
+        # The state before the earliest step of each group.
+        before_row = states_ptr + states_base + (first_step + (-1 if DESCENDING else V)).to(tl.int64) * states_t
+        d_gates_row = place(d_gates_ptr, d_gates_base, d_gates_t, group, phase, V, D_GATES_VECTOR and not CHANNELS_LAST)
+    if d_tokens_ptr is not None:
+        d_tokens_row = place(
+            d_tokens_ptr, d_tokens_base, d_tokens_t, group, phase, V, D_TOKENS_VECTOR and not CHANNELS_LAST
+        )
     carry = tl.zeros([R, 1], STATE)
     if d_final_ptr is not None:
         if not PACKED:
@@ -283,23 +319,22 @@ def backward(
         index = tile
         if DESCENDING:
             index = tiles - 1 - tile
-        start = index * BLOCK
-        position = start + group * V - phase  # [R, N], or [1, N] where all rows begin alike
+        start = index.to(TIME) * BLOCK
+        position = start + first_step
         edge = False
         if not EVEN:
             edge = (start < V) | (start + BLOCK > T)
         if PACKED:
-            first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), position, V, EVEN)
-            last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), position, V, EVEN)
+            first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), start, first_step, BLOCK, V, EVEN)
+            last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), start, first_step, BLOCK, V, EVEN)
         g = load_gates(
-            gates_ptr, gates_base, gates_t, position, T, edge, rows, V, GATES_VECTOR and not CHANNELS_LAST,
-            DESCENDING, LOG, STATE,
+            gates_row, (start, position, T, rows, edge, gates_spare), V, GATES_VECTOR and not CHANNELS_LAST,
+            EVEN, WHOLE, DESCENDING, LOG, STATE,
         )
         if d_states_ptr is not None:
             d = load_columns(
-                d_states_ptr, d_states_base, d_states_t, position, T, edge, rows, 0.0, V,
-                D_STATES_VECTOR and not CHANNELS_LAST, DESCENDING,
-                STATE,
+                d_states_row, (start, position, T, rows, edge, d_states_spare), 0.0, V,
+                D_STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE,
             )
         else:
             d = ()
@@ -307,36 +342,37 @@ def backward(
                 d = d + (tl.zeros([R, N], STATE),)
         h = ()
         if d_gates_ptr is not None:
-            # Beside its own states a group needs one of its neighbour, the state before its earliest step.
+            # Beside its own states a group needs one of its neighbour.
             h = load_columns(
-                states_ptr, states_base, states_t, position, T, edge, rows, 0.0, V,
-                STATES_VECTOR and not CHANNELS_LAST, DESCENDING, STATE,
+                states_row, (start, position, T, rows, edge, states_spare), 0.0, V,
+                STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE,
             )
             neighbour = position + (-1 if DESCENDING else V)
-            h_before = tl.load(states_ptr + states_base + neighbour.to(tl.int64) * states_t,
+            h_before = tl.load(before_row + start.to(tl.int64) * states_t,
                                mask=rows & (neighbour >= 0) & (neighbour < T), other=0.0).to(STATE)
             h = h + (h_before,)
         # In scan order: a backward kernel meets the last step of a sequence first.
         first = ()
         last = ()
-        entering = ()
+        beginning = ()
         gate = g[0]
         d_x = d[0]
         if PACKED:
             first = bit_columns(first_bits, V, DESCENDING)
             last = bit_columns(last_bits, V, DESCENDING)
             for k in tl.static_range(V):
-                begin = tl.zeros([R, N], STATE)
+                begin = d[k]
                 if d_final_ptr is not None:
                     step = position + (V - 1 - k if DESCENDING else k)
                     s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
-                    begin = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0).to(STATE)
-                entering = entering + (begin,)
+                    final = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0).to(STATE)
+                    begin = final + d[k]
+                beginning = beginning + (begin,)
                 if k > 0:
-                    d_x = tl.where(first[k], begin, g[k - 1] * d_x) + d[k]
+                    d_x = tl.where(first[k], begin, g[k - 1] * d_x + d[k])
                     gate = gate * g[k]
                 else:
-                    d_x = begin + d[0]
+                    d_x = begin
             gate = tl.where(first_bits != 0, float("nan"), gate)
         else:
             for k in tl.static_range(1, V):
@@ -346,9 +382,9 @@ def backward(
         d_tokens = ()
         d_gates = ()
         for k in tl.static_range(V):
-            if PACKED:
-                u = tl.where(first[k], entering[k], u)
             d_x = u + d[k]
+            if PACKED:
+                d_x = tl.where(first[k], beginning[k], d_x)
             u = g[k] * d_x
             d_tokens = d_tokens + (d_x,)
             if d_gates_ptr is not None:
@@ -378,16 +414,14 @@ def backward(
                     step = position + (V - 1 - k if DESCENDING else k)
                     s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
                     tl.store(d_initial_ptr + s * n_rows + row, d_tokens[k] * g[k], mask=last[k] & rows)
+        where = (start, position, T, rows, edge, V)
         if d_tokens_ptr is not None:
             store_columns(
-                d_tokens_ptr, d_tokens_base, d_tokens_t, position, T, edge, rows, d_tokens, V,
-                D_TOKENS_VECTOR and not CHANNELS_LAST,
-                DESCENDING,
+                d_tokens_row, where, d_tokens, V, D_TOKENS_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING
             )
         if d_gates_ptr is not None:
             store_columns(
-                d_gates_ptr, d_gates_base, d_gates_t, position, T, edge, rows, d_gates, V,
-                D_GATES_VECTOR and not CHANNELS_LAST, DESCENDING,
+                d_gates_row, where, d_gates, V, D_GATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING
             )
     if d_initial_ptr is not None:
         if not PACKED:
