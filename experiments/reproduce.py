@@ -1,52 +1,110 @@
-"""`python -m experiments.reproduce`: measure what suits this machine, build the paper, say what came out."""
+"""`python -m experiments.reproduce`: measure what suits this machine, build the paper, say what came out and holds."""
 
 import argparse
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import pandas as pd
+import yaml
 
+from experiments import summary
 from experiments.config import ConfigError
 from experiments.hardware import ROOT, Machine, ask_this_machine
 from experiments.progress import duration
 from experiments.records import load, tidy
-from experiments.summary import packing_lines, precision_lines, speed_lines, unmeasured_lines
 
 OUTPUTS = ROOT / "outputs"
 RESULTS = ROOT / "paper" / "results"
-STEMS = {"speed": speed_lines, "packing": packing_lines, "precision": precision_lines}
+CLAIMS = ROOT / "paper" / "claims.yaml"
+BUILD = ROOT / "paper" / "build"
+NO_RESULT = "smoke"
 QUICK = {
-    "speed": ["measure=quick", "experiment.dtype=[float32,bfloat16]", "experiment.T=[128,512]", "~experiment.also"],
-    "packing": ["measure=quick", "experiment.dtype=float32"],
+    "speed": ["experiment.dtype=[float32,bfloat16]", "experiment.T=[128,512]", "~experiment.also"],
+    "packing": ["experiment.dtype=float32"],
     "precision": ["experiment.draws=8", "experiment.T=[128,512]"],
 }
+QUICK_MINUTES = 8
+"""For all sweeps together; the paper, its report and the claims take another minute or so."""
+INTERRUPTED = 130
 
 
-def sweep_command(stem: str, machine: Machine, quick: bool) -> list[str]:
-    """The command that measures a stem on this machine."""
+@dataclass
+class Step:
+    """One process of a reproduction: how it ended and how long it took."""
+
+    title: str
+    status: int
+    seconds: float
+    limit_minutes: float | None = None
+
+
+@dataclass
+class Steps:
+    """All of them, in order."""
+
+    done: list[Step] = field(default_factory=list)
+
+    def run(self, title: str, command: list[str], limit_minutes: float | None = None) -> None:
+        """Run one with its output shown."""
+        print(f"\n== {title}\n{' '.join(command)}", flush=True)
+        started = time.monotonic()
+        status = run(command)
+        self.done.append(Step(title, status, time.monotonic() - started, limit_minutes))
+        print(f"== {title}: {duration(self.done[-1].seconds)}, exit status {status}", flush=True)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all so far."""
+        return sum(step.seconds for step in self.done)
+
+
+def run(command: list[str]) -> int:
+    """A process of its own; its exit status."""
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def stems() -> list[str]:
+    """The paper's experiments in the order of its claims, those without a claim behind them."""
+    entries = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    known = sorted(file.stem for file in (ROOT / "conf" / "experiment").glob("*.yaml") if file.stem != NO_RESULT)
+    claimed = dict.fromkeys(entry["stem"] for entry in entries)
+    return [stem for stem in (*claimed, *(stem for stem in known if stem not in claimed)) if stem in known]
+
+
+def sweep_command(stem: str, machine: Machine, limit_minutes: float | None) -> list[str]:
+    """The command that measures a stem on this machine, less of it where minutes are limited."""
     hardware = "cpu" if machine.device == "cpu" else "auto"
     command = [sys.executable, "-m", "experiments", f"experiment={stem}", f"hardware={hardware}", f"outputs={OUTPUTS}"]
-    return command + (QUICK[stem] if quick else [])
+    if limit_minutes is None:
+        return command
+    return [*command, "measure=quick", *QUICK.get(stem, ()), f"limit_minutes={limit_minutes:.1f}"]
+
+
+def measured() -> bool:
+    """Whether sweeps left anything here, now or before."""
+    return any((OUTPUTS / stem).is_dir() for stem in stems())
 
 
 def paper_command() -> list[str]:
     """The command that builds figures, tables and PDF from the stored results and from what was measured here."""
-    command = [sys.executable, "-m", "paper", "--results", str(RESULTS)]
-    measured = any((OUTPUTS / stem).is_dir() for stem in STEMS)
-    return command + (["--also", str(OUTPUTS)] if measured else [])
+    command = [sys.executable, "-m", "paper", "--results", str(RESULTS), "--out", str(BUILD)]
+    return command + (["--also", str(OUTPUTS)] if measured() else [])
 
 
-def run(title: str, command: list[str]) -> int:
-    """Run one step with its output shown, and say how long it took."""
-    print(f"\n== {title}\n{' '.join(command)}", flush=True)
-    started = time.monotonic()
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    print(f"== {title}: {duration(time.monotonic() - started)}, exit status {status}", flush=True)
-    return status
+def report_command() -> list[str]:
+    """The command that writes the HTML report."""
+    return [sys.executable, "-m", "paper.report", "--results", str(RESULTS), "--outputs", str(OUTPUTS)]
+
+
+def claims_command() -> list[str]:
+    """The command that judges the claims: by what was measured here, or else by the stored results."""
+    origin = "outputs" if measured() else "paper"
+    where = ["--results", str(RESULTS), "--outputs", str(OUTPUTS)]
+    return [sys.executable, "-m", "paper.claims", "--from", origin, *where]
 
 
 def measured_here(stem: str, machine: Machine) -> pd.DataFrame:
@@ -55,9 +113,17 @@ def measured_here(stem: str, machine: Machine) -> pd.DataFrame:
     return tidy([record for record in records if record["provenance"]["gpu"] == machine.name])
 
 
-def shortfalls(machine: Machine, statuses: dict[str, int], quick: bool, rows: list[pd.DataFrame]) -> Iterator[str]:
+def summary_lines(stem: str, rows: pd.DataFrame) -> Iterable[str]:
+    """What the records of a stem say: `<stem>_lines` of experiments.summary, or how many cases there are."""
+    lines: Callable[[pd.DataFrame], Iterable[str]] | None = getattr(summary, f"{stem}_lines", None)
+    return lines(rows) if lines else [f"{stem}: {rows['case_id'].nunique()} cases"]
+
+
+def shortfalls(machine: Machine | None, steps: Steps, quick: bool, rows: list[pd.DataFrame]) -> Iterator[str]:
     """What this run could not do or did smaller than the paper, and why."""
-    if machine.device == "cpu":
+    if machine is None:
+        yield "Nothing was measured, because --figures-only asked for it."
+    elif machine.device == "cpu":
         stored = sorted(
             each.name for each in RESULTS.iterdir() if each.is_dir() and each.name not in ("published", "cpu")
         )
@@ -69,48 +135,71 @@ def shortfalls(machine: Machine, statuses: dict[str, int], quick: bool, rows: li
         yield "No PDF was typeset, because latexmk is not installed."
     if quick:
         yield "Fewer sizes, dtypes, draws and repeats than in the paper, because --quick asked for it."
-    for title, status in statuses.items():
-        if status:
-            yield f"{title} ended with exit status {status}; its own lines above say why."
-    measured = [each for each in rows if len(each)]
-    if measured:
-        yield from (f"No result: {line}" for line in unmeasured_lines(pd.concat(measured)))
+    for step in steps.done:
+        if step.limit_minutes is not None and step.seconds >= 60 * step.limit_minutes:
+            yield f"{step.title} was stopped after {duration(step.seconds)}; its own lines above say what it left."
+        if step.status:
+            yield f"{step.title} ended with exit status {step.status}; its own lines above say why."
+    found = [each for each in rows if len(each)]
+    if found:
+        yield from (f"No result: {line}" for line in summary.unmeasured_lines(pd.concat(found)))
 
 
 def main(arguments: list[str]) -> int:
-    """Run the steps; the exit status is 0 only if each of them succeeded."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.reproduce", description=__doc__)
+    """Run the steps; the exit status is 0 only if each succeeded and no claim that can be measured here fails."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.reproduce",
+        description="Measure what suits this machine, build the paper and a report, and judge the paper's claims.",
+        epilog="Started again, it measures only what is missing, failed or stale. Exit status: 0 where every claim "
+        "that can be measured here holds, 1 where one fails or a step failed, 2 where the machine cannot be asked, "
+        "130 where it was interrupted.",
+    )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--quick", action="store_true", help="fewer sizes and repeats: a few minutes anywhere")
+    what.add_argument("--quick", action="store_true", help="fewer sizes and repeats: less than ten minutes on a GPU")
     what.add_argument("--figures-only", action="store_true", help="measure nothing, build from what is stored")
     asked = parser.parse_args(arguments)
     try:
-        machine = ask_this_machine()
+        # Without a sweep, nothing here needs PyTorch.
+        machine = None if asked.figures_only else ask_this_machine()
+        return reproduce(machine, asked.quick)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    statuses = {}
-    if not asked.figures_only:
-        for stem in STEMS:
-            statuses[f"The sweep {stem}"] = run(f"Measuring {stem}", sweep_command(stem, machine, asked.quick))
-    statuses["The paper"] = run("Building the paper", paper_command())
-    rows = {stem: measured_here(stem, machine) for stem in STEMS}
-    print(f"\n== What was measured on this machine (records: {OUTPUTS})")
-    for stem, lines in STEMS.items():
-        if len(rows[stem]):
-            print("\n" + "\n".join(lines(rows[stem])))
+    except KeyboardInterrupt:
+        print("Interrupted; the same command goes on from here.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def reproduce(machine: Machine | None, quick: bool) -> int:
+    """All steps on a machine, or without one those that measure nothing."""
+    steps, experiments = Steps(), stems()
+    rows: dict[str, pd.DataFrame] = {}
+    if machine:
+        for number, stem in enumerate(experiments):
+            left = QUICK_MINUTES - steps.seconds / 60
+            limit = max(left, 0.1) / (len(experiments) - number) if quick else None
+            steps.run(f"The sweep {stem}", sweep_command(stem, machine, limit), limit)
+            rows[stem] = measured_here(stem, machine)
+    steps.run("The paper", paper_command())
+    steps.run("The report", report_command())
+    if machine:
+        print(f"\n== What was measured on this machine (records: {OUTPUTS})")
+        for stem, found in rows.items():
+            if len(found):
+                print("\n" + "\n".join(summary_lines(stem, found)))
     print("\n== What could not be done here")
-    print("\n".join(shortfalls(machine, statuses, asked.quick, list(rows.values()))) or "Nothing was left out.")
-    print("\n== Where the report is")
-    print("\n".join(report_lines(ROOT / "paper" / "build")), flush=True)
-    return max(statuses.values())
+    print("\n".join(shortfalls(machine, steps, quick, list(rows.values()))) or "Nothing was left out.", flush=True)
+    steps.run("The claims", claims_command())
+    print("\n".join(["", "== Where everything is", *where()]), flush=True)
+    return int(any(step.status for step in steps.done))
 
 
-def report_lines(build: Path) -> Iterator[str]:
-    """Where the PDF is, or without LaTeX its figures and tables."""
+def where() -> Iterator[str]:
+    """Where the report and the PDF are, or without LaTeX the PDF's figures and tables."""
+    yield f"Report: {OUTPUTS / 'report' / 'index.html'}"
+    yield f"Figures and tables: {BUILD}"
     if shutil.which("latexmk"):
-        yield f"PDF: {build / 'paper.pdf'}"
-    yield f"Figures and tables: {build}"
+        yield f"PDF: {BUILD / 'paper.pdf'}"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """One command measures what suits the machine, builds the paper and says what came out and what did not."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 
 from experiments import reproduce, store
@@ -102,31 +106,37 @@ def steps(monkeypatch, tmp_path):
     commands, ends = [], {}
     monkeypatch.setattr(reproduce, "OUTPUTS", tmp_path / "outputs")
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(reproduce, "BUILD", tmp_path / "build")
     (tmp_path / "results" / "h200").mkdir(parents=True)
     (tmp_path / "results" / "published").mkdir()
+    monkeypatch.setattr(reproduce, "stems", lambda: ["speed", "precision"])
     monkeypatch.setattr(reproduce, "ask_this_machine", lambda: Machine("cpu"))
     monkeypatch.setattr(reproduce.shutil, "which", lambda name: None)
 
-    def run(title, command):
+    def run(command):
         commands.append(command[1:])
         if "experiment=speed" in command:
             for record in SPEED:
                 store.write(tmp_path / "outputs" / "speed" / record["case_id"] / "record.json", record)
-        return next((status for word, status in ends.items() if word in command), 0)
+        end = next((status for word, status in ends.items() if word in command), 0)
+        if isinstance(end, BaseException):
+            raise end
+        return end
 
     monkeypatch.setattr(reproduce, "run", run)
     return commands, ends
 
 
-def test_a_cpu_measures_every_sweep_and_builds_the_paper(steps, tmp_path, capsys):
+def test_a_cpu_measures_every_sweep_builds_the_paper_and_judges_the_claims(steps, tmp_path, capsys):
     commands, _ = steps
     assert reproduce.main([]) == 0
-    outputs = str(tmp_path / "outputs")
+    results, outputs, build = (str(tmp_path / name) for name in ("results", "outputs", "build"))
     assert commands == [
         ["-m", "experiments", "experiment=speed", "hardware=cpu", f"outputs={outputs}"],
-        ["-m", "experiments", "experiment=packing", "hardware=cpu", f"outputs={outputs}"],
         ["-m", "experiments", "experiment=precision", "hardware=cpu", f"outputs={outputs}"],
-        ["-m", "paper", "--results", str(tmp_path / "results"), "--also", outputs],
+        ["-m", "paper", "--results", results, "--out", build, "--also", outputs],
+        ["-m", "paper.report", "--results", results, "--outputs", outputs],
+        ["-m", "paper.claims", "--from", "outputs", "--results", results, "--outputs", outputs],
     ]
     shown = capsys.readouterr().out
     assert "ours is the fastest in 2 of 3 cases" in shown
@@ -135,41 +145,95 @@ def test_a_cpu_measures_every_sweep_and_builds_the_paper(steps, tmp_path, capsys
     ) in shown
     assert "No PDF was typeset, because latexmk is not installed.\n" in shown
     assert "No result: warp: it needs a GPU.\n" in shown
-    assert shown.splitlines()[-2] == "== Where the report is"
-    assert shown.splitlines()[-1].startswith("Figures and tables: ")
+    assert shown.splitlines()[-3:] == [
+        "== Where everything is",
+        f"Report: {tmp_path / 'outputs' / 'report' / 'index.html'}",
+        f"Figures and tables: {tmp_path / 'build'}",
+    ]
 
 
-def test_a_gpu_measures_the_papers_sweeps(steps, monkeypatch, capsys):
+def test_a_gpu_measures_the_papers_sweeps(steps, monkeypatch, tmp_path, capsys):
     commands, _ = steps
     monkeypatch.setattr(reproduce, "ask_this_machine", lambda: Machine("cuda", "NVIDIA H200"))
     monkeypatch.setattr(reproduce.shutil, "which", lambda name: f"/bin/{name}")
     assert reproduce.main([]) == 0
-    assert [command[3] for command in commands[:3]] == ["hardware=auto"] * 3
+    assert [command[3] for command in commands[:2]] == ["hardware=auto"] * 2
     shown = capsys.readouterr().out
     assert "Milliseconds a call" not in shown, "records of another device are not this machine's"
     assert "== What could not be done here\nNothing was left out.\n" in shown
-    assert shown.splitlines()[-2].startswith("PDF: ") and shown.splitlines()[-2].endswith("paper.pdf")
+    assert shown.splitlines()[-1] == f"PDF: {tmp_path / 'build' / 'paper.pdf'}"
 
 
-def test_quick_measures_less_and_says_so(steps, capsys):
+def test_quick_measures_less_in_limited_time_and_says_so(steps, capsys, monkeypatch):
     commands, _ = steps
     assert reproduce.main(["--quick"]) == 0
-    assert "measure=quick" in commands[0] and "experiment.draws=8" in commands[2]
-    assert "because --quick asked for it" in capsys.readouterr().out
+    sweeps = commands[:2]
+    assert all("measure=quick" in sweep for sweep in sweeps) and "experiment.draws=8" in sweeps[1]
+    assert [sweep[-1] for sweep in sweeps] == ["limit_minutes=4.0", "limit_minutes=8.0"]
+    shown = capsys.readouterr().out
+    assert "because --quick asked for it" in shown and "was stopped" not in shown
 
 
-def test_figures_only_measures_nothing(steps, tmp_path):
+def test_a_sweep_that_ran_out_of_time_is_named(steps, capsys, monkeypatch):
     commands, _ = steps
+    clock = iter(range(0, 100_000, 300))
+    monkeypatch.setattr(reproduce.time, "monotonic", lambda: next(clock))
+    assert reproduce.main(["--quick"]) == 0
+    assert [sweep[-1] for sweep in commands[:2]] == ["limit_minutes=4.0", "limit_minutes=3.0"]
+    said = "The sweep {} was stopped after 5 min; its own lines above say what it left.\n"
+    shown = capsys.readouterr().out
+    assert said.format("speed") in shown and said.format("precision") in shown
+
+
+def test_figures_only_measures_nothing_and_asks_no_machine(steps, tmp_path, monkeypatch, capsys):
+    commands, _ = steps
+    monkeypatch.setattr(reproduce, "ask_this_machine", lambda: pytest.fail("PyTorch was asked"))
     assert reproduce.main(["--figures-only"]) == 0
-    assert commands == [["-m", "paper", "--results", str(tmp_path / "results")]]
+    assert [command[1] for command in commands] == ["paper", "paper.report", "paper.claims"]
+    assert "--also" not in commands[0] and commands[2][2:4] == ["--from", "paper"]
+    assert "Nothing was measured, because --figures-only asked for it.\n" in capsys.readouterr().out
 
 
-def test_a_failed_step_does_not_stop_the_others(steps, capsys):
+def test_figures_only_shows_what_was_measured_before(steps):
+    commands, _ = steps
+    assert reproduce.main([]) == reproduce.main(["--figures-only"]) == 0
+    assert "--also" in commands[-3] and commands[-1][2:4] == ["--from", "outputs"]
+
+
+def test_figures_only_needs_no_torch_triton_hydra_or_wandb(tmp_path):
+    blocked = ("torch", "triton", "hydra", "omegaconf", "wandb", "scan")
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "from experiments import reproduce\n"
+        "reproduce.run = lambda command: print('ran', command[2]) or 0\n"
+        "sys.exit(reproduce.main(['--figures-only']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=reproduce.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^ran (.*)$", done.stdout, re.M) == ["paper", "paper.report", "paper.claims"]
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "said"),
+    [
+        ("experiment=speed", 1, "The sweep speed ended with exit status 1; its own lines above say why.\n"),
+        ("experiment=speed", -9, "The sweep speed ended with exit status -9; its own lines above say why.\n"),
+        ("paper.claims", 1, "== The claims: 0 s, exit status 1\n"),
+    ],
+)
+def test_a_failed_step_or_claim_shows_in_the_exit_status_and_stops_nothing(steps, capsys, word, status, said):
     commands, ends = steps
-    ends |= {"experiment=speed": 1}
+    ends |= {word: status}
     assert reproduce.main([]) == 1
-    assert len(commands) == 4
-    assert "The sweep speed ended with exit status 1; its own lines above say why.\n" in capsys.readouterr().out
+    assert len(commands) == 5
+    assert said in capsys.readouterr().out
+
+
+def test_an_interruption_is_said(steps, capsys):
+    _, ends = steps
+    ends |= {"experiment=precision": KeyboardInterrupt()}
+    assert reproduce.main([]) == 130
+    assert capsys.readouterr().err == "Interrupted; the same command goes on from here.\n"
 
 
 def test_a_machine_that_cannot_be_asked_is_said(steps, monkeypatch, capsys):
@@ -183,11 +247,27 @@ def test_a_machine_that_cannot_be_asked_is_said(steps, monkeypatch, capsys):
     )
 
 
+def test_experiments_are_measured_in_the_order_of_their_claims(monkeypatch, tmp_path):
+    claims = tmp_path / "claims.yaml"
+    claims.write_text("- {stem: precision}\n- {stem: speed}\n- {stem: precision}\n")
+    monkeypatch.setattr(reproduce, "CLAIMS", claims)
+    found = reproduce.stems()
+    assert found[:2] == ["precision", "speed"] and "smoke" not in found
+    assert set(found) == {file.stem for file in (reproduce.ROOT / "conf" / "experiment").glob("*.yaml")} - {"smoke"}
+
+
+def test_an_experiment_without_lines_of_its_own_is_counted():
+    assert reproduce.summary_lines("speed", tidy(SPEED)) != reproduce.summary_lines("other", tidy(SPEED))
+    assert list(reproduce.summary_lines("other", tidy(SPEED))) == ["other: 3 cases"]
+
+
 def test_quick_settings_exist():
     hydra = pytest.importorskip("hydra")
     assert hydra
     from experiments.compose import compose, settings_of
 
-    for stem, overrides in reproduce.QUICK.items():
-        words = [f"experiment={stem}", "hardware=cpu", *overrides]
-        assert settings_of(compose(*words), words).experiment.cases()
+    for stem in reproduce.stems():
+        words = reproduce.sweep_command(stem, Machine("cpu"), 1.5)[3:]
+        settings = settings_of(compose(*words), words)
+        assert settings.experiment.cases() and settings.limit_minutes == 1.5
+    assert set(reproduce.QUICK) <= set(reproduce.stems())
