@@ -29,7 +29,7 @@ LEAST_REPEATS = 5
 """Interleaved repeats without which an interval says nothing."""
 WRONG = ("wrong", "error", "diverged", "overflowed")
 """Statuses with which ours does not do what the paper says."""
-SAME_CASE = ["level", "mode", "dtype", "B", "C", "T", "dim", "reverse", "lengths", "gates"]
+SAME_CASE = ["level", "mode", "dtype", "B", "C", "T", "dim", "reverse", "lengths", "gates", "needs"]
 
 
 class ClaimError(ValueError):
