@@ -69,9 +69,9 @@ def run(command: list[str]) -> int:
 
 def stems() -> list[str]:
     """The paper's experiments in the order of its claims, those without a claim behind them."""
-    entries = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    claims = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["claims"]
     known = sorted(file.stem for file in (ROOT / "conf" / "experiment").glob("*.yaml") if file.stem != NO_RESULT)
-    claimed = dict.fromkeys(entry["stem"] for entry in entries)
+    claimed = dict.fromkeys(claim["stem"] for claim in claims)
     return [stem for stem in (*claimed, *(stem for stem in known if stem not in claimed)) if stem in known]
 
 

@@ -8,6 +8,7 @@ one as it prints. `main.tex` prints the values as `\\claimed{<id>}`.
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -165,13 +166,20 @@ class Verdict:
         return f"{self.word}: {self.why}" if self.why else self.word
 
 
+class _Text(yaml.SafeLoader):
+    """Scalars stay text, so that a value prints with the digits that were typed; `<<` still merges."""
+
+
+_Text.yaml_implicit_resolvers = {"<": [("tag:yaml.org,2002:merge", re.compile("^<<$"))]}
+
+
 def load_claims(file: Path = HERE / "claims.yaml") -> list[Claim]:
     """The entries of claims.yaml, in the order of the paper."""
     try:
-        # Scalars stay text, so that a value prints with the digits that were typed.
-        entries = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Text)
     except (OSError, yaml.YAMLError) as error:
         raise ClaimError(f"{file} cannot be read: {error}") from error
+    entries = content.get("claims") if isinstance(content, Mapping) else None
     claims = [_claim(entry, number) for number, entry in enumerate(entries or (), 1)]
     if not claims:
         raise ClaimError(f"{file} holds no claims.")

@@ -249,7 +249,7 @@ def test_a_machine_that_cannot_be_asked_is_said(steps, monkeypatch, capsys):
 
 def test_experiments_are_measured_in_the_order_of_their_claims(monkeypatch, tmp_path):
     claims = tmp_path / "claims.yaml"
-    claims.write_text("- {stem: precision}\n- {stem: speed}\n- {stem: precision}\n")
+    claims.write_text("claims: [{stem: precision}, {stem: speed}, {stem: precision}]")
     monkeypatch.setattr(reproduce, "CLAIMS", claims)
     found = reproduce.stems()
     assert found[:2] == ["precision", "speed"] and "smoke" not in found
