@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paper import figures, latex, numbers, tables
+from paper import claims, figures, latex, numbers, tables
 from paper.measurements import Measurements, ResultsError, gather
 from paper.typeset import Float
 
@@ -17,7 +17,7 @@ SOURCES = ("main.tex", "artifact.tex", "references.bib")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Builds and says in one line each what came of it; 1 where the results or LaTeX are at fault."""
+    """Builds and says in one line each what came of it; 1 where results, claims or LaTeX are at fault."""
     parser = argparse.ArgumentParser(prog="python -m paper", description=__doc__)
     parser.add_argument("--results", type=Path, default=HERE / "results", help="stored records (default: %(default)s)")
     parser.add_argument(
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"The paper is {latex.compile_pdf(chosen.out, int(newest.timestamp()) if newest else 0)}.")
         else:
             print(f"There is no PDF, because latexmk is not installed; on Debian: {latex.INSTALL}.")
-    except (ResultsError, latex.LatexError) as error:
+    except (ResultsError, claims.ClaimError, latex.LatexError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
@@ -52,6 +52,8 @@ def build(measurements: Measurements, folder: Path) -> dict[str, list[Float]]:
             text = "\n\n".join(each.body for each in made)
             (folder / kind / f"{found.name}.tex").write_text(text + "\n", encoding="utf-8")
     (folder / "numbers.tex").write_text(numbers.make(measurements, floats), encoding="utf-8")
+    own = measurements.rows[[machine.origin == "paper" for machine in measurements.rows["machine"]]]
+    (folder / "claims.tex").write_text(claims.tex(own), encoding="utf-8")
     for name in SOURCES:
         shutil.copyfile(HERE / name, folder / name)
     return floats

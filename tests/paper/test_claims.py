@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,6 +92,23 @@ def test_a_value_and_its_tolerance_never_change_in_one_commit() -> None:
         both = [name for name in kept if now[name][0] != before[name][0] and now[name][1] != before[name][1]]
         assert not both, "a tolerance is widened, or narrowed, apart from the value that it is for"
         before = now
+
+
+def test_the_text_prints_every_claim_and_nothing_else_as_one() -> None:
+    text = "".join(re.sub(r"(?<!\\)%.*", "", (PAPER / name).read_text()) for name in ("main.tex", "artifact.tex"))
+    used = set(re.findall(r"\\claimed\{([^}#]+)\}", text))
+    for name in re.findall(r"\\betweenclaimed\{([^}#]+)\}", text):
+        used |= {f"{name}-least", f"{name}-greatest"}
+    assert used == {claim.id for claim in CLAIMS}
+    guards = {key.strip() for keys in re.findall(r"\\whenclaimed\{([^}#]+)\}", text) for key in keys.split(",")}
+    assert used == {key for key in guards if "." not in key}, "each is printed where it holds, and only there"
+
+
+def test_a_changed_value_changes_the_text(stored: pd.DataFrame) -> None:
+    claim = next(claim for claim in CLAIMS if claim.id == "speed-float32-bar")
+    assert rf"\definenumber{{{claim.id}}}{{{claim.value}}}" in tex(stored, [claim])
+    assert r"{0.5}" in tex(stored, [replace(claim, value="0.5")])
+    assert claim.id not in tex(stored, [replace(claim, value="2.0")]), "what does not hold is not printed"
 
 
 # Verdicts on outputs, with records made up for it
