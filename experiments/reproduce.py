@@ -21,7 +21,8 @@ OUTPUTS = ROOT / "outputs"
 RESULTS = ROOT / "paper" / "results"
 CLAIMS = ROOT / "paper" / "claims.yaml"
 BUILD = ROOT / "paper" / "build"
-NO_RESULT = "smoke"
+WITHOUT_CLAIM = ("smoke", "tuning")
+"""Experiments that say whether a sweep runs, and how the library is to be tuned: nothing to reproduce."""
 QUICK = {
     "speed": ["experiment.dtype=[float32,bfloat16]", "experiment.T=[128,512]", "~experiment.also"],
     "packing": ["experiment.dtype=float32"],
@@ -70,7 +71,7 @@ def run(command: list[str]) -> int:
 def stems() -> list[str]:
     """The paper's experiments in the order of its claims, those without a claim behind them."""
     claims = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["claims"]
-    known = sorted(file.stem for file in (ROOT / "conf" / "experiment").glob("*.yaml") if file.stem != NO_RESULT)
+    known = sorted({file.stem for file in (ROOT / "conf" / "experiment").glob("*.yaml")} - set(WITHOUT_CLAIM))
     claimed = dict.fromkeys(claim["stem"] for claim in claims)
     return [stem for stem in (*claimed, *(stem for stem in known if stem not in claimed)) if stem in known]
 
