@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -37,6 +37,12 @@ class Inputs:
         """What every provider is given, and none may modify."""
         tensors = {"gates": self.gates, "tokens": self.tokens, "d_states": self.d_states}
         return tensors if self.cu_seqlens is None else {**tensors, "cu_seqlens": self.cu_seqlens}
+
+    def kept(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A tensor made from these inputs once, for all who read it and do not write to it."""
+        if name not in self._buffers:
+            self._buffers[name] = make()
+        return self._buffers[name]
 
     def buffer(self, name: str) -> Tensor:
         """Memory for an output, shared by all calls that write to buffers given to them."""

@@ -10,6 +10,7 @@ from experiments.bench import Bench, Contender
 from experiments.clock import Clock
 from experiments.config import Case, Measure
 from experiments.failures import Emit, Failures, Result
+from experiments.providers.base import Provider
 from experiments.providers.registry import PROVIDERS
 from experiments.timing import interleave
 
@@ -18,16 +19,23 @@ _ABOVE_ROOFLINE = 1.02
 
 def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: str, emit: Emit) -> dict[str, Any]:
     """Results of the named providers, in that order, and how they were measured."""
+    return take_turns(case, {name: PROVIDERS[name] for name in providers}, settings, device, emit)
+
+
+def take_turns(
+    case: Case, providers: Mapping[str, Provider], settings: Measure, device: str, emit: Emit
+) -> dict[str, Any]:
+    """Results of these providers, who are timed in turns, and how they were measured."""
     clock = Clock()
     with clock.of("inputs"):
         bench = Bench(case, settings, device)
     failures = Failures(device, emit)
     results: dict[str, Result] = {}
     contenders: dict[str, Contender] = {}
-    for name in providers:
+    for name, provider in providers.items():
         emit("checking", {"provider": name})
         with clock.of(name, "admission"):
-            admitted = _admitted(bench, name, failures)
+            admitted = _admitted(bench, name, provider, failures)
         if isinstance(admitted, Contender):
             contenders[name] = admitted
         else:
@@ -55,11 +63,10 @@ def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: 
     return {"providers": ordered, "protocol": protocol | {"elapsed_s": clock.seconds()}}
 
 
-def _admitted(bench: Bench, name: str, failures: Failures) -> Contender | Result:
+def _admitted(bench: Bench, name: str, provider: Provider, failures: Failures) -> Contender | Result:
     if failures.broken_by is not None:
         return failures.lost()
     try:
-        provider = PROVIDERS[name]
         reason = provider.refuses(bench.case, bench.device)
         return bench.admit(provider) if reason is None else {"status": "unsupported", "reason": reason}
     except Exception as error:

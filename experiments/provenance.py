@@ -23,6 +23,7 @@ MEASURED_SOURCES = ("scan", "experiments", "conf")
 # What changes a number when it is edited: how inputs are drawn, providers called, results judged and times taken.
 MEASURING = (
     "bench.py",
+    "candidates.py",
     "correctness.py",
     "inputs.py",
     "measure.py",
@@ -33,6 +34,7 @@ MEASURING = (
     "roofline_kernels.py",
     "timing.py",
     "truth.py",
+    "tuning.py",
 )
 SOURCE_SUFFIXES = (".py", ".yaml")
 PACKAGES = (

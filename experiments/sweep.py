@@ -43,6 +43,7 @@ class Measurer:
 MEASURERS = {
     "speed": Measurer("experiments.measure", times=True),
     "packing": Measurer("experiments.measure", times=True),
+    "tuning": Measurer("experiments.tuning", times=True),
     "smoke": Measurer("experiments.measure", times=True),
     "precision": Measurer("experiments.precision", times=False),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,13 +29,21 @@ class Ours(AutogradProvider):
         options: dict[str, Any] = {"dim": case.dim, "reverse": case.reverse, "cu_seqlens": inputs.cu_seqlens}
         return lambda gates, tokens: linear_scan(gates, tokens, **options).states
 
+    def implementation(self, inputs: Inputs) -> ModuleType:
+        """The module that computes on the device of the inputs."""
+        if inputs.tokens.is_cuda:
+            from scan import launch as module
+        else:
+            from scan import cpu as module
+        return module
+
+    def saved(self, inputs: Inputs, forward: Callable[[], Tensor]) -> Tensor:
+        """The states that backward reads."""
+        return forward()
+
     def kernel_call(self, case: Case, inputs: Inputs) -> Call:
         """The implementation below the operator; it allocates its outputs, which a CUDA graph makes free."""
-        if inputs.tokens.is_cuda:
-            from scan import launch as implementation
-        else:
-            from scan import cpu as implementation
-
+        implementation = self.implementation(inputs)
         gates, tokens, d_states, cu_seqlens = inputs.gates, inputs.tokens, inputs.d_states, inputs.cu_seqlens
         dim, reverse = case.dim, case.reverse
         needs = ("gates" in wanted(case), "tokens" in wanted(case), False)
@@ -56,7 +65,7 @@ class Ours(AutogradProvider):
         if case.mode == "forward":
             return Call(lambda: (forward(),), read)
         if case.mode == "backward":
-            states = forward()
+            states = self.saved(inputs, forward)
             return Call(lambda: backward(states), read)
         return Call(both, read)
 
