@@ -3,6 +3,9 @@
 All draws are stacked along the batch axis, so that each provider is called once and the truth is computed once. The
 truth is that of the inputs as the providers get them, already rounded to the dtype. The exact d_gates is made of exact
 states; an implementation that stores states in 16 bits multiplies with rounded ones. Both layouts hold the same draws.
+
+Every element is held to the error budget of `correctness`, the one of the gate before the clock: `of_budget` is the
+largest error of a draw in units of it, and a result beyond 1, which no rounding explains, is `wrong`.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from torch import Tensor
 
 from experiments.clock import Clock
 from experiments.config import Case, Measure
+from experiments.correctness import Exact, budget, exact
 from experiments.failures import Emit, Failures, Result
 from experiments.inputs import DTYPES, Inputs, changed, checksums, draw, gate_values
 from experiments.providers.base import OUTPUTS, SIXTEEN_BIT, Named, Provider
 from experiments.providers.registry import PROVIDERS
-from experiments.truth import Truth, take, take_inputs, truth_of
+from experiments.truth import take
 
 
 def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: str, emit: Emit) -> dict[str, Any]:
@@ -61,7 +65,8 @@ def measure(provider: Provider, stacked: Case, given: Inputs, drawn: Drawn, draw
         stacked = replace(stacked, level="kernel")
         if provider.refuses(stacked, device) is not None:
             return {"status": "unsupported", "reason": reason}
-    result = compare(compute(provider, stacked, given), drawn.truth(provider.log_gates), stacked, draws)
+    state = provider.accumulates(stacked, device)
+    result = compare(compute(provider, stacked, given), drawn.known(provider.log_gates), stacked, draws, state)
     result["detail"] = {"level": stacked.level, **provider.detail(stacked, device)}
     return result
 
@@ -72,7 +77,7 @@ class Drawn:
 
     case: Case
     inputs: Inputs
-    _truths: dict[bool, Truth] = field(default_factory=dict)
+    _known: dict[bool, Exact] = field(default_factory=dict)
 
     def laid_out(self, case: Case) -> Inputs:
         """The same numbers in the layout of a case."""
@@ -84,12 +89,12 @@ class Drawn:
         )
         return Inputs(gates, tokens, d_states, self.inputs.cu_seqlens)
 
-    def truth(self, log_gates: bool) -> Truth:
-        """Computed from the device's tensors: a logarithm of a gate differs between devices."""
-        if log_gates not in self._truths:
+    def known(self, log_gates: bool) -> Exact:
+        """The exact results, from the device's tensors: a logarithm of a gate differs between devices."""
+        if log_gates not in self._known:
             rows = torch.arange(self.case.B * self.case.C)
-            self._truths[log_gates] = truth_of(take_inputs(self.inputs, self.case, rows, log_gates), self.case)
-        return self._truths[log_gates]
+            self._known[log_gates] = exact(self.case, self.inputs, rows, log_gates)
+        return self._known[log_gates]
 
 
 _last: list[tuple[str, Drawn]] = []
@@ -122,15 +127,17 @@ def compute(provider: Provider, stacked: Case, given: Inputs) -> Named:
     return {name: tensor.detach() for name, tensor in call.read(outputs).items()}
 
 
-def compare(outputs: Named, truth: Truth, stacked: Case, draws: int) -> Result:
-    """The errors of every output in every draw, and whether a number of them can be used at all."""
+def compare(outputs: Named, known: Exact, stacked: Case, draws: int, state: torch.dtype) -> Result:
+    """The errors of every output in every draw, and whether they can be used at all; `state` as in `budget`."""
     errors: dict[str, Any] = {}
-    diverged, overflowed = [], []
+    diverged, overflowed, outside = [], [], []
     rows = torch.arange(stacked.B * stacked.C)
     for name in OUTPUTS["forward_backward"]:
-        exact = truth.of(name)
-        difference = _by_draw(take(outputs[name], stacked, rows) - exact, draws)
-        rounding = _by_draw(exact.to(DTYPES[stacked.dtype]).double() - exact, draws)
+        truth = known.truth.of(name)
+        difference = _by_draw(take(outputs[name], stacked, rows) - truth, draws)
+        rounding = _by_draw(truth.to(DTYPES[stacked.dtype]).double() - truth, draws)
+        allowed = _by_draw(budget(name, known, DTYPES[stacked.dtype], state), draws)
+        of_budget = (difference.abs() / allowed).amax((0, 2))
         nonfinite = (~difference.isfinite()).sum((0, 2)).tolist()
         rmse = _root_mean_square(difference)
         errors[name] = {
@@ -138,14 +145,19 @@ def compare(outputs: Named, truth: Truth, stacked: Case, draws: int) -> Result:
             "rounding_rmse": _finite(_root_mean_square(rounding)),
             "max_abs_err": _finite(difference.abs().amax((0, 2))),
             "nonfinite": nonfinite,
+            "of_budget": _finite(of_budget),
         }
-        hopeless = int((rmse > _root_mean_square(_by_draw(exact, draws))).sum())
+        hopeless = int((rmse > _root_mean_square(_by_draw(truth, draws))).sum())
+        beyond = int((of_budget > 1).sum())
         if any(nonfinite):
-            diverged.append(f"{sum(nonfinite)} of {exact.numel()} elements of {name} are not finite")
+            diverged.append(f"{sum(nonfinite)} of {truth.numel()} elements of {name} are not finite")
         elif hopeless:
             overflowed.append(f"in {hopeless} of {draws} draws the error of {name} is larger than {name}")
-    status = "diverged" if diverged else "overflowed" if overflowed else "ok"
-    reasons = diverged + overflowed
+        elif beyond:
+            worst = f"by up to {float(of_budget.max()):.3g} times its error budget"
+            outside.append(f"in {beyond} of {draws} draws {name} differs from the float64 scan {worst}")
+    status = "diverged" if diverged else "overflowed" if overflowed else "wrong" if outside else "ok"
+    reasons = diverged + overflowed + outside
     return {"status": status, "reason": "; ".join(reasons) + "." if reasons else None, "errors": errors}
 
 
