@@ -132,14 +132,16 @@ class _Scan(torch.autograd.Function):
         gates, states, initial_state, cu_seqlens = ctx.saved_tensors
         if d_states is None and d_final_state is None:
             return (None,) * 8
-        again = (
+        if torch.compiler.is_compiling():  # compiled autograd
+            run = _traced_backward
+        elif (
             torch.is_grad_enabled()
             or torch._C._are_functorch_transforms_active()
             or any(d is not None and _is_batched(d) for d in (d_states, d_final_state))
-        )
-        run = _differentiable_backward if again else _implementation(gates).backward
-        if torch.compiler.is_compiling() and not again:
-            run = _traced_backward  # compiled autograd
+        ):
+            run = _differentiable_backward
+        else:
+            run = _implementation(gates).backward
         d_gates, d_tokens, d_initial_state = run(
             gates, states, initial_state, cu_seqlens, d_states, d_final_state, ctx.tokens_dtype,
             ctx.dim, ctx.reverse, ctx.log_gates, tuple(ctx.needs_input_grad[:3]),

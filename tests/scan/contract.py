@@ -75,12 +75,44 @@ def _sum_of_both(gates: Tensor, tokens: Tensor, initial: Tensor) -> tuple[Tensor
     return output.states, output.final_state, output.final_state_reverse
 
 
-# Every public function, differentiable in three tensors of one shape or in two and a state.
+def _halves(gates: Tensor) -> Tensor:
+    """Offsets of two sequences, the second up to the last step but one."""
+    T = gates.shape[-1]
+    return torch.tensor([0, 1, T - 1], device=gates.device)
+
+
+def _packed_in_reverse(gates: Tensor, tokens: Tensor, initial: Tensor) -> tuple[Tensor, ...]:
+    # A state for each sequence; channels last, as the transpose of what comes.
+    starts = torch.stack((initial, 2 * initial))
+    return linear_scan(gates.mT, tokens.mT, starts, dim=-2, reverse=True, cu_seqlens=_halves(gates))
+
+
+def _packed_in_both_directions(gates: Tensor, tokens: Tensor, initial: Tensor) -> tuple[Tensor, ...]:
+    starts = torch.stack((initial, 2 * initial))
+    return linear_scan_bidirectional(
+        gates.mT, tokens.mT, None, gates.mT, None, starts, dim=-2, cu_seqlens=_halves(gates), log_gates=True
+    )  # type: ignore[return-value]
+
+
+def _packed_causal(gates: Tensor, tokens: Tensor, initial: Tensor) -> tuple[Tensor, ...]:
+    return (scan_causal(gates, tokens * initial.unsqueeze(-1), {"cu_seqlens": _halves(gates), "chunk_size": 4}),)
+
+
+def _packed_branches(gates: Tensor, tokens: Tensor, initial: Tensor) -> tuple[Tensor, ...]:
+    args = {"cu_seqlens": _halves(gates)}
+    return scan_bidirectional_branched(gates, tokens, gates * initial.unsqueeze(-1), gates, args)
+
+
+# Every public function, packed and not, differentiable in three tensors of one shape or in two and a state.
 PUBLIC: dict[str, Function] = {
     "linear_scan": linear_scan,
+    "linear_scan_packed": _packed_in_reverse,
     "bidirectional_sum": _sum_of_both,
     "bidirectional_cat": lambda g, x, h: linear_scan_bidirectional(g, x, initial_state_reverse=h, reduce="cat")[:1],
+    "bidirectional_packed": _packed_in_both_directions,
     "scan_causal": lambda g, x, h: (scan_causal(g, x + h.unsqueeze(-1)),),
+    "scan_causal_packed": _packed_causal,
     "scan_bidirectional_branched": lambda g, x, h: scan_bidirectional_branched(g, x, g * h.unsqueeze(-1), x),
+    "branched_packed": _packed_branches,
 }
 every_function = pytest.mark.parametrize("function", PUBLIC.values(), ids=PUBLIC.keys())
