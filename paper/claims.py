@@ -46,7 +46,7 @@ class Claim:
     """With `{value}` where the number stands."""
     stem: str
     where: Mapping[str, Any]
-    """Column -> a value, a list of values, or `{from: ..., to: ...}`, both ends included."""
+    """Column -> a value, a list of values, or `{from: ..., to: ...}`, both ends included; without a `status`, ok alone."""
     provider: str
     quantity: str
     """`fraction` (of the roofline), `over_<name>` (the time of that provider over the time of this one) and
@@ -108,13 +108,14 @@ class Claim:
     def measured(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows with their `value`, its interval from `low` to `high`, and whether the paper counts it (`usable`).
 
-        What a peer got wrong is left out, as in the paper: as the provider, and as the one it is compared with.
+        What a peer got wrong is left out, as in the paper, unless the claim is about that: as the provider, and as the
+        one it is compared with.
         """
         if self.ratio_to is None and self.quantity not in rows:
             raise ClaimError(f"Claim {self.id}: its quantity {self.quantity!r} is no column of the tidy table.")
         found, rights = [], []
         for _, row in rows.iterrows():
-            right = row["status"] == "ok"
+            right = "status" in self.where or row["status"] == "ok"
             if self.ratio_to is None:
                 found.append((float(row[self.quantity]),) * 3)
             else:

@@ -285,6 +285,14 @@ def test_what_a_peer_got_wrong_is_left_out(records: list[Record]) -> None:
     assert judge(claim, gather_rows(faster)).word == HOLDS
 
 
+def test_a_claim_about_what_a_peer_gets_wrong_counts_it(records: list[Record]) -> None:
+    wrong = changed(records, "warp", status="wrong", reason="states has 7 elements that are not finite.")
+    slow = changed(wrong, "warp", samples_ms=[9.0] * 7)
+    claim = replace(BAR, provider="warp", reduce="min", relation="<=", value="0.2")
+    assert judge(claim, gather_rows(slow)).word == FAILS
+    assert judge(replace(claim, where={**BAR.where, "status": ["ok", "wrong"]}), gather_rows(slow)).word == HOLDS
+
+
 def test_a_bar_takes_five_repeats(verdict: Callable, records: list[Record]) -> None:
     few = changed(changed(records, samples_ms=[1.0] * 4), "roofline", samples_ms=[0.9] * 4)
     assert verdict(BAR, few).text == ("not measurable here: 4 repeats were measured, and a bar takes at least 5")
