@@ -156,7 +156,9 @@ def main(arguments: list[str]) -> int:
         "130 where it was interrupted.",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--quick", action="store_true", help="fewer sizes and repeats; sweeps stop after eight minutes together")
+    what.add_argument(
+        "--quick", action="store_true", help="fewer sizes and repeats; sweeps stop after eight minutes together"
+    )
     what.add_argument("--figures-only", action="store_true", help="measure nothing, build from what is stored")
     asked = parser.parse_args(arguments)
     try:
