@@ -46,7 +46,7 @@ class Claim:
     """With `{value}` where the number stands."""
     stem: str
     where: Mapping[str, Any]
-    """Column -> a value, a list of values, or `{from: ..., to: ...}`, both ends included; without a `status`, ok alone."""
+    """Column -> a value, a list of values, or `{from: ..., to: ...}`, ends included; `status` is ok if not named."""
     provider: str
     quantity: str
     """`fraction` (of the roofline), `over_<name>` (the time of that provider over the time of this one) and
