@@ -247,7 +247,9 @@ def _configure(
     constants |= {"DESCENDING": descending, "LOG": log_gates, "CHANNELS_LAST": channels_last, "EVEN": even}
     constants["WHOLE"] = even and sizes.T % (config.groups * V) == 0
     constants["EVEN_ROWS"] = (sizes.C if channels_last else sizes.rows) % config.rows == 0
-    constants["ONE_TILE"] = sizes.T + (0 if even else V - 1) <= config.groups * V
+    # Rows that begin anywhere: groups are counted from a boundary of 128 bytes, so that a warp's accesses are aligned.
+    line = V if sizes.T + V - 1 <= config.groups * V else max(V, 128 // itemsize)
+    constants |= {"LINE": line, "ONE_TILE": sizes.T + (0 if even else line - 1) <= config.groups * V}
     constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
     constants["STATE"] = tl.float64 if accumulate == torch.float64 else tl.float32
     constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
@@ -310,7 +312,7 @@ def _table(cu_seqlens: Tensor, T: int) -> Table:
     cu_seqlens = cu_seqlens.contiguous()
     n = cu_seqlens.shape[0] - 1
     # One zeroed buffer: the words of first steps, those of last steps, the status. Tiles read a little past the end.
-    n_words = T // 32 + 3 + tuning.LARGEST_TILE // 32
+    n_words = T // 32 + 8 + tuning.LARGEST_TILE // 32
     words = torch.zeros(2 * n_words + 1, dtype=torch.int32, device=cu_seqlens.device)
     sequence = torch.empty(max(T, 1), dtype=torch.int32, device=cu_seqlens.device)
     table = Table(words, sequence, words[2 * n_words :], cu_seqlens, n, n_words)

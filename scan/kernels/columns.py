@@ -76,8 +76,8 @@ def place(pointer, base, stride, group, phase, V: tl.constexpr, VECTOR: tl.const
     if VECTOR, else to their earliest, `[R, N]`.
     """
     if VECTOR:
-        # A row begins `phase` steps behind a multiple of V: a product shows the compiler that vectors are aligned.
-        aligned = (base.to(tl.uint64) // V * V).to(tl.int64)
+        # The first group begins at a multiple of V: a product shows the compiler that vectors are aligned.
+        aligned = ((base - phase).to(tl.uint64) // V * V).to(tl.int64)
         at = pointer + aligned[:, :, None] + (group * V)[:, :, None] + tl.arange(0, V)[None, None, :]
     else:
         at = pointer + base + (group * V - phase).to(tl.int64) * stride
@@ -99,7 +99,7 @@ def load_columns(row, tile, other, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: 
         inside = rows
         if not EVEN:
             # Beyond its ends a row can be read as long as memory goes on there.
-            inside = rows & (position + V <= T + spare)
+            inside = rows & (position + V > 0) & (position + V <= T + spare)
         elif not WHOLE:
             inside = rows & (position < T)
         values = tl.load(at + start, mask=tl.broadcast_to(inside[:, :, None], at.shape), other=other)
@@ -162,12 +162,12 @@ def store_columns(row, tile, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVE
 
 @triton.jit
 def load_bits(words_ptr, start, first_step, BLOCK: tl.constexpr, V: tl.constexpr, EVEN: tl.constexpr):
-    """The bits of the V steps of each group, the earliest lowest, from words that hold step t in bit t + 32.
+    """The bits of the V steps of each group, the earliest lowest, from words that hold step t in bit t + 64.
 
     The tile of BLOCK steps begins at step `start`, its groups `first_step` behind.
     """
     step = first_step
-    word = words_ptr + 1
+    word = words_ptr + 2
     if BLOCK % 32 == 0:
         word += start >> 5
     else:

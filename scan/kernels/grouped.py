@@ -133,7 +133,7 @@ def forward(
     C, T, n_rows, n_sequences, n_words,
     gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
-    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr,
+    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -158,10 +158,10 @@ def forward(
     tokens_spare = V
     tiles = tl.cdiv(T, BLOCK)
     if not EVEN:
-        phase = (states_base % V).to(TIME)
+        phase = (states_base % LINE).to(TIME)
         gates_spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
         tokens_spare = steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V)
-        tiles = tl.cdiv(T + V - 1, BLOCK)
+        tiles = tl.cdiv(T + LINE - 1, BLOCK)
     if ONE_TILE:
         tiles = 1
     first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
@@ -253,7 +253,7 @@ def backward(
     gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
-    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr,
+    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
@@ -285,11 +285,11 @@ def backward(
     d_states_spare = V
     tiles = tl.cdiv(T, BLOCK)
     if not EVEN:
-        phase = (states_base % V).to(TIME)
+        phase = (states_base % LINE).to(TIME)
         gates_spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
         states_spare = steps_behind(states_base, rows, states_b, states_c, C, n_rows, V)
         d_states_spare = steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V)
-        tiles = tl.cdiv(T + V - 1, BLOCK)
+        tiles = tl.cdiv(T + LINE - 1, BLOCK)
     if ONE_TILE:
         tiles = 1
     first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
