@@ -7,11 +7,19 @@ from paper.style import Look
 
 
 def draw(
-    panel: Axes, points: pd.DataFrame, column: str, label: str, look: Look, front: bool = False, failed: str = ""
+    panel: Axes,
+    points: pd.DataFrame,
+    column: str,
+    label: str,
+    look: Look,
+    front: bool = False,
+    failed: str = "",
+    joined: bool = True,
 ) -> None:
     """Draws `column` over T, with `<column>_low` and `<column>_high` as bars; the column `failed` says what is lost.
 
-    Nothing is drawn, and no legend lists it, where nothing was measured.
+    Points that nothing lies between are not `joined`. Nothing is drawn, and no legend lists it, where nothing was
+    measured.
     """
     points = points.sort_values("T")
     lost = points[failed].astype(bool) if failed else pd.Series(False, index=points.index)
@@ -26,8 +34,8 @@ def draw(
     ]
     order = 3 if front else 2
     panel.errorbar(
-        points["T"], values, yerr=bars, label=label, color=look.colour, linestyle=look.line, marker=look.marker,
-        capsize=1.5, elinewidth=0.7, zorder=order,
+        points["T"], values, yerr=bars, label=label, color=look.colour, linestyle=look.line if joined else "",
+        marker=look.marker, capsize=1.5, elinewidth=0.7, zorder=order,
     )  # fmt: skip
     wrong = points["status"] == "wrong"
     panel.plot(

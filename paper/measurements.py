@@ -26,8 +26,10 @@ ORIGINS = ("paper", "here", "published")
 FAILED = ("diverged", "overflowed")
 HOPELESS = 100
 """Times the error of rounding once; in bfloat16 an error as large as the value itself is a few hundred times that."""
-WITHOUT_CLAIM = ("smoke",)
-"""Experiments that only show that a sweep runs."""
+WITHOUT_CLAIM = ("smoke", "tuning")
+"""Experiments that only show that a sweep runs, or choose what the library is launched with."""
+BOTH = "gates,tokens"
+"""The gradients that a case asks for unless it says otherwise."""
 
 
 class ResultsError(ValueError):
@@ -62,10 +64,13 @@ class Measurements:
     rows: pd.DataFrame
     machines: tuple[Machine, ...]
 
-    def of(self, machine: Machine, stem: str, **equal: object) -> pd.DataFrame:
-        """The rows of one machine and stem whose columns have the given values, peers with time contiguous only."""
+    def of(self, machine: Machine, stem: str, kind: str = "plain", **equal: object) -> pd.DataFrame:
+        """The rows of one machine and stem whose columns have the given values, peers with time contiguous only.
+
+        `kind` as in `kind_of`: what runs backwards, say, is no part of the tables by length.
+        """
         rows = self.rows
-        chosen = (rows["machine"] == machine) & (rows["stem"] == stem)
+        chosen = (rows["machine"] == machine) & (rows["stem"] == stem) & (rows["kind"] == kind)
         chosen &= (rows["dim"] == -1) | (rows["provider"] == CHANNELS_LAST)
         for column, value in equal.items():
             chosen &= rows[column] == value
@@ -97,6 +102,17 @@ def fraction_of(row: pd.Series, provider: str, of: str = "roofline", time: str =
     of the two has no time.
     """
     return _ratio(row["results"].get(of) or {}, row["results"].get(provider) or {}, time)
+
+
+def kind_of(case: Mapping[str, Any]) -> str:
+    """Which part of the speed experiment a case belongs to: `plain`, `reverse`, `odd` lengths, or `fewer` gradients."""
+    if case["stem"] != "speed":
+        return "plain"
+    if case.get("needs", BOTH) != BOTH:
+        return "fewer"
+    if case["reverse"]:
+        return "reverse"
+    return "odd" if case["T"] & (case["T"] - 1) else "plain"
 
 
 def gather(results: Path, also: Sequence[Path] = ()) -> Measurements:
@@ -172,6 +188,8 @@ def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         "layout": (result.get("detail") or {}).get("layout"),
         "packages": provenance.get("packages"),
         "results": providers,
+        "kind": kind_of(record["case"]),
+        "host_waits": (result.get("detail") or {}).get("host_waits"),
     }
     for column, other in (("fraction", "roofline"), ("over_warp", "warp")):
         point, low, high = _ratio(providers.get(other) or {}, result)
@@ -179,6 +197,7 @@ def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
     for quantity in QUANTITIES:
         row |= _spread(quantity, (result.get("errors") or {}).get(quantity))
         row[f"{quantity}_failed"] = _failed(result, quantity)
+        row[f"{quantity}_wrong"] = _wrong(result, quantity)
     return row
 
 
@@ -200,6 +219,13 @@ def _failed(result: Mapping[str, Any], quantity: str) -> bool:
         return True
     pairs = zip(errors.get("rmse") or [], errors.get("rounding_rmse") or [], strict=False)
     return any(errors.get("nonfinite") or []) or any(a is None or a > HOPELESS * b for a, b in pairs)
+
+
+def _wrong(result: Mapping[str, Any], quantity: str) -> bool:
+    """Whether it is this quantity that is outside its error budget, as far as the record tells them apart."""
+    errors = (result.get("errors") or {}).get(quantity)
+    of_budget = errors.get("of_budget") if isinstance(errors, Mapping) else None
+    return result["status"] == "wrong" if of_budget is None else any(each is None or each > 1 for each in of_budget)
 
 
 def _spread(quantity: str, errors: Any) -> dict[str, Any]:

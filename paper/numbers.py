@@ -14,15 +14,21 @@ from pathlib import Path
 import pandas as pd
 
 from paper import faults, style
+from paper.cells import one
 from paper.measurements import Machine, Measurements
+from paper.packings import packings
+from paper.tables.packing import host_ratio
 from paper.typeset import Float, decimals, escape, listed, power, significant, span
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = "associative_scan_triton"
-COMMANDS = {
-    "speed": "python -m experiments -m experiment=speed",
-    "precision": "python -m experiments -m experiment=precision",
+MISSING = {
+    "speed": ("the speed experiment", "figure", "speed"),
+    "packing": ("the packing experiment", "figure", "packing"),
+    "variants": ("reversed time, odd lengths or single gradients", "table", "speed"),
+    "precision": ("the precision experiment", "figure", "precision"),
 }
+"""Of what, what is not there, and the experiment that measures it."""
 NOISY = 5
 """Times the width of the kernels' intervals; beyond it the text calls calls through the API noisy."""
 LONGEST_CASE_S = 600
@@ -40,7 +46,8 @@ class Number:
 
 def make(measurements: Measurements, floats: Mapping[str, Iterable[Float]]) -> str:
     """The content of numbers.tex; `floats` holds, by the name of its file, what the text may refer to."""
-    numbers = [*_speed(measurements), *_precision(measurements), *_published(measurements), *_cpu(measurements)]
+    numbers = [*_speed(measurements), *_variants(measurements), *_packing(measurements)]
+    numbers += [*_precision(measurements), *_published(measurements), *_cpu(measurements)]
     numbers += [Number(key, text, (_source(row),)) for key, text, row in faults.make(measurements)]
     date = newest(measurements)
     if date is not None:
@@ -52,7 +59,7 @@ def make(measurements: Measurements, floats: Mapping[str, Iterable[Float]]) -> s
         lines += [f"% {source}" for source in number.sources]
         lines.append(rf"\definenumber{{{number.key}}}{{{number.text}}}")
     lines += [rf"\definenumber{{{key}}}{{{text}}}" for key, text in _references(floats).items()]
-    lines += [rf"\definenumber{{missing.{stem}}}{{{_missing(stem)}}}" for stem in COMMANDS]
+    lines += [rf"\definenumber{{missing.{word}}}{{{_missing(word)}}}" for word in MISSING]
     return "\n".join(lines) + "\n"
 
 
@@ -142,6 +149,46 @@ def _host(rows: pd.DataFrame) -> list[Number]:
     return numbers
 
 
+def _variants(measurements: Measurements) -> list[Number]:
+    """Backwards in time, at odd lengths and with fewer gradients: fractions, and ours over ours in the plain case."""
+    machine = measurements.main("speed")
+    if machine is None:
+        return []
+    numbers = []
+    for kind in ("reverse", "odd", "fewer"):
+        rows = measurements.of(machine, "speed", kind=kind, level="kernel", provider="ours", status="ok")
+        for (mode, dtype, needs), group in rows.groupby(["mode", "dtype", "needs"], sort=True):
+            prefix = f"variants.{kind}.{needs if kind == 'fewer' else mode}.{dtype}"
+            numbers += _range(f"{prefix}.fraction", group, "fraction")
+            plain = measurements.of(machine, "speed", level="kernel", provider="ours", mode=mode, dtype=dtype)
+            group = group.assign(of_plain=group["median_ms"] / group["T"].map(plain.set_index("T")["median_ms"]))
+            numbers += _range(f"{prefix}.of_plain", group, "of_plain")
+    return numbers
+
+
+def _packing(measurements: Measurements) -> list[Number]:
+    """Fractions over all packings, and the host time of many sequences over that of few, the same tokens in all."""
+    machine = measurements.main("packing")
+    if machine is None:
+        return []
+    rows = measurements.of(machine, "packing")
+    numbers = _machine("packing", machine, rows)
+    right = rows[rows["status"] == "ok"]
+    for (mode, dtype, provider), group in right[right["level"] == "kernel"].groupby(["mode", "dtype", "provider"]):
+        if provider != "roofline":
+            numbers += _range(f"packing.kernel.{mode}.{dtype}.{provider}.fraction", group, "fraction")
+    calls = right[(right["level"] == "api") & (right["provider"] == "ours") & right["host_median_us"].notna()]
+    for (mode, dtype), group in calls.groupby(["mode", "dtype"]):
+        found = packings(group)
+        few, many = (one(group, "ours", lengths=found[at].lengths) for at in (0, -1))
+        if few is not None and many is not None and len(found) > 1:
+            prefix, source = f"packing.set_up.{mode}.{dtype}", (_source(many), _source(few))
+            numbers.append(Number(f"{prefix}.over_few", decimals(host_ratio(many, few)[0]), source))
+            numbers.append(Number(f"{prefix}.many", str(found[-1].number), source))
+            numbers.append(Number(f"{prefix}.few", str(found[0].number), source))
+    return numbers
+
+
 def _precision(measurements: Measurements) -> list[Number]:
     machine = measurements.main("precision")
     if machine is None:
@@ -150,7 +197,7 @@ def _precision(measurements: Measurements) -> list[Number]:
     numbers = _machine("precision", machine, rows)
     for (gates, dtype, provider), group in rows.groupby(["gates", "dtype", "recorded_as"], sort=True):
         for quantity in style.QUANTITIES:
-            sound = group[(group["status"] != "wrong") & ~group[f"{quantity}_failed"]]
+            sound = group[~group[f"{quantity}_wrong"] & ~group[f"{quantity}_failed"]]
             numbers += _range(f"precision.{gates}.{dtype}.{provider}.{quantity}", sound, f"{quantity}_factor")
         failed = group[group["states_failed"]].sort_values("T")
         if len(failed):
@@ -197,9 +244,10 @@ def _references(floats: Mapping[str, Iterable[Float]]) -> dict[str, str]:
     return references
 
 
-def _missing(stem: str) -> str:
+def _missing(word: str) -> str:
+    what, kind, stem = MISSING[word]
     return (
-        rf"No measurement of the {stem} experiment on a GPU was stored when this copy was built, so there is no figure "
-        rf"of it; \texttt{{{COMMANDS[stem]}}} on a machine with a GPU, \texttt{{python -m experiments.collect}} and "
-        r"\texttt{python -m paper} add it."
+        rf"No measurement of {what} on a GPU was stored when this copy was built, so there is no {kind} of it; "
+        rf"\texttt{{python -m experiments -m experiment={stem}}} on a machine with a GPU, "
+        r"\texttt{python -m experiments.collect} and \texttt{python -m paper} add it."
     )

@@ -28,6 +28,10 @@ def _factors() -> list[str]:
     return [f"{quantity}_factor" for quantity in style.QUANTITIES]
 
 
+def _wrongs() -> list[str]:
+    return [f"{quantity}_wrong" for quantity in style.QUANTITIES]
+
+
 def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path) -> Float:
     quantities = [quantity for quantity in style.QUANTITIES if rows[f"{quantity}_factor"].notna().any()]
     dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
@@ -43,7 +47,8 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
                 of_provider = points[points["provider"] == provider]
                 lost = of_provider[f"{quantity}_failed"] | _off_scale(of_provider, quantity)
                 lines.draw(
-                    panel, of_provider.assign(lost=lost), f"{quantity}_factor", look.label, look,
+                    panel, of_provider.assign(lost=lost, status=_judged(of_provider, quantity)), f"{quantity}_factor",
+                    look.label, look,
                     provider in ("ours", CHANNELS_LAST), "lost",
                 )  # fmt: skip
             style.time_axis(panel, sorted(set(rows["T"])))
@@ -64,10 +69,16 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
         "sequential float64 scan, divided by that of rounding the exact result once to the type. Means of "
         f"{counts(rows['draws'])} draws; bars span 95\\,\\% of the draws."
         + (r" \emph{sequential} computes in float64 and rounds once." if len(exact) else "")
+        + (r" Hollow: outside the error budget." if rows[_wrongs()].any(axis=None) else "")
         + _failures(rows)
         + _beyond(rows, quantities)
     )
     return figure(f"fig:precision:{gates}:{machine.slug}", pdf, caption)
+
+
+def _judged(rows: pd.DataFrame, quantity: str) -> pd.Series:
+    """The status as far as this quantity goes: it is hollow where it is outside its error budget, and only there."""
+    return rows["status"].mask(rows[f"{quantity}_wrong"], "wrong").mask(~rows[f"{quantity}_wrong"], "ok")
 
 
 def _off_scale(rows: pd.DataFrame, quantity: str) -> pd.Series:

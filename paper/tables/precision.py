@@ -124,7 +124,8 @@ def _cell(at: pd.DataFrame, provider: str, column: str) -> str:
         shown = scientific(value)
     else:
         shown = brief(value) if value >= 1000 else decimals(value, 1 if value >= 10 else 2)
-    return shown + (r"$^\dagger$" if row["status"] == "wrong" and not math.isnan(value) else "")
+    wrong = row[column.rsplit("_", 1)[0] + "_wrong"]
+    return shown + (r"$^\dagger$" if wrong and not math.isnan(value) else "")
 
 
 def _caption(what: str, machine: Machine, gates: str, rows: pd.DataFrame) -> str:

@@ -39,6 +39,7 @@ Record = dict[str, Any]
 def record(stem: str, hardware: str, case: Record, providers: Record, **more: Any) -> Record:
     """A record of made-up numbers on a machine that does not exist."""
     name = "-".join(str(case[word]) for word in ("level", "mode", "dtype", "gates", "T"))
+    name += "".join(f"-{case[word]}" for word in ("reverse", "lengths", "needs") if case.get(word))
     return {
         "schema": 1,
         "stem": stem,
@@ -58,7 +59,7 @@ def record(stem: str, hardware: str, case: Record, providers: Record, **more: An
             "python": "0.0",
             "commit": "0" * 40,
             "dirty": False,
-            "measured_at": f"2030-01-02T03:{case['T'].bit_length():02d}:{len(name):02d}.000+00:00",
+            "measured_at": f"2030-01-02T03:{case['T'].bit_length():02d}:{min(len(name), 59):02d}.000+00:00",
         },
         "key": name,
         **more,
@@ -104,6 +105,61 @@ def speed_records(hardware: str = "h200", lengths: Iterable[int] = LENGTHS, dtyp
                         providers["roofline"] = {"status": "ok", "reason": None, "samples_ms": samples}
                     case = {"level": level, "mode": mode, "dtype": dtype, "B": 8, "C": 1536, "T": T}
                     records.append(record("speed", hardware, {**case, "gates": "uniform_0_1"}, providers))
+    return records
+
+
+def variant_records() -> list[Record]:
+    """What speed measures beside its product: ours and one peer, backwards, at odd lengths, with fewer gradients."""
+    draw = random.Random(2)
+    cases: list[tuple[Record, float]] = []
+    for mode, moved in (("forward", 3), ("backward", 5)):
+        cases += [({"mode": mode, "T": T, "reverse": True}, moved) for T in (512, 8192)]
+        cases += [({"mode": mode, "T": T}, moved) for T in (1000, 33753)]
+    for needs, moved in (("gates", 4), ("tokens", 3)):
+        cases += [({"mode": "backward", "T": T, "needs": needs}, moved) for T in (512, 8192)]
+    records = []
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        for case, moved in cases:
+            limit = 8 * 1536 * case["T"] * moved * size / 4.2e9 + 0.004
+            providers: Record = {
+                name: {"status": "ok", "reason": None, "samples_ms": [limit / share * (1 + 0.01 * draw.random())] * 7}
+                for name, share in (("ours", 0.93), ("scalar", 0.5), ("roofline", 1.0))
+            }
+            if case.get("reverse") or case.get("needs"):
+                providers["scalar"] = {"status": "unsupported", "reason": "scalar cannot do that in this test."}
+            shape = {"level": "kernel", "dtype": dtype, "B": 8, "C": 1536, "gates": "uniform_0_1"}
+            records.append(record("speed", "h200", {**shape, **case}, providers))
+    return records
+
+
+def packing_records(hardware: str = "h200") -> list[Record]:
+    """Packed kernels with a peer that is slow where a sequence is long, and a pair of calls."""
+    draw = random.Random(3)
+    packed = {"1x32768+64x512": 65536, "32x1000..2147": 50352, "4096x1..64": 133120, "1x65536": 65536}
+    shape = {"B": 1, "C": 1536, "gates": "uniform_0_1"}
+    records = []
+    for dtype in ("float32", "bfloat16"):
+        for mode, moved in (("forward", 3), ("backward", 5)):
+            for lengths, T in packed.items():
+                limit = 1536 * T * moved * (4 if dtype == "float32" else 2) / 4.2e9 + 0.004
+                shares = {"ours": 0.94, "hgrn": 0.4 if lengths == "4096x1..64" else 0.02, "roofline": 1.0}
+                providers: Record = {
+                    name: {
+                        "status": "ok", "reason": None, "detail": {"host_waits": False},
+                        "samples_ms": [limit / share * (1 + 0.01 * draw.random()) for _ in range(7)],
+                    }
+                    for name, share in shares.items()
+                }  # fmt: skip
+                case = {**shape, "level": "kernel", "mode": mode, "dtype": dtype, "T": T, "lengths": lengths}
+                records.append(record("packing", hardware, case, providers))
+    for mode in ("forward", "forward_backward"):
+        for lengths in ("8x8192", "1024x64"):
+            ours = {
+                "status": "ok", "reason": None, "samples_ms": [0.5 + 0.01 * draw.random() for _ in range(7)],
+                "host_samples_us": [80 + draw.random() for _ in range(7)], "detail": {"host_waits": False},
+            }  # fmt: skip
+            case = {**shape, "level": "api", "mode": mode, "dtype": "float32", "T": 65536, "lengths": lengths}
+            records.append(record("packing", hardware, case, {"ours": ours}))
     return records
 
 
@@ -178,9 +234,9 @@ def write_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
 @pytest.fixture(scope="session")
 def synthetic(write_results: Callable[..., Path]) -> Path:
-    """Results of two experiments on a GPU and of speed on a CPU, none of them real."""
+    """Results of three experiments on a GPU and of speed on a CPU, none of them real."""
     cpu = speed_records("cpu", (128, 512, 2048), ("float32", "bfloat16"))
-    return write_results(*speed_records(), *precision_records(), *cpu)
+    return write_results(*speed_records(), *variant_records(), *packing_records(), *precision_records(), *cpu)
 
 
 @pytest.fixture(scope="session")

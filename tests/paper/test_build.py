@@ -14,6 +14,7 @@ from matplotlib.text import Text
 
 from paper import lines, style
 from paper.__main__ import SOURCES, build, main
+from paper.intervals import independent, paired
 from paper.measurements import Measurements, gather
 
 Write = Callable[..., Path]
@@ -46,7 +47,7 @@ def test_with_the_published_tables_alone_every_input_is_there(published, tmp_pat
 
 
 def test_every_stem_has_a_figure_and_a_table(built: Path) -> None:
-    for stem in ("speed", "precision"):
+    for stem in ("speed", "packing", "precision"):
         assert "includegraphics" in (built / "figures" / f"{stem}.tex").read_text()
         assert "tabular" in (built / "tables" / f"{stem}.tex").read_text()
 
@@ -83,6 +84,82 @@ def test_a_table_holds_the_medians_of_the_raw_samples(built: Path, synthetic: Pa
     assert " & ".join(["128", *cells]) in (built / "tables" / "speed.tex").read_text()
 
 
+def table_lines(built: Path, name: str, label: str) -> list[str]:
+    """The lines of the body of one table."""
+    text = (built / "tables" / f"{name}.tex").read_text()
+    (body,) = re.findall(rf"label\{{{label}[^}}]*\}}.*?midrule\n(.*?)\\bottomrule", text, re.DOTALL)
+    return body.splitlines()
+
+
+def samples(folder: Path, stem: str, **case: object) -> dict[str, list[float]]:
+    """Providers' samples in the one record with these fields."""
+    records = map(json.loads, (folder / "h200" / f"{stem}.jsonl").read_text().splitlines())
+    (found,) = [each for each in records if all(each["case"].get(name) == value for name, value in case.items())]
+    return {name: result.get("samples_ms") for name, result in found["providers"].items()} | {
+        f"{name} host": result.get("host_samples_us") for name, result in found["providers"].items()
+    }
+
+
+def test_calls_have_host_and_device_apart_and_the_printed_ratio_beside(built: Path, synthetic: Path) -> None:
+    line = table_lines(built, "api", "tab:api:forward-backward:")[1]
+    case = {"mode": "forward_backward", "dtype": "float32", "T": 128}
+    call, kernel = (samples(synthetic, "speed", level=level, **case) for level in ("api", "kernel"))
+    shown = []
+    for taken, words in ((call, ""), (call, " host"), (kernel, "")):
+        ours, warp = taken[f"ours{words}"], taken[f"warp{words}"]
+        shown += [f"{sorted(ours)[3]:.1f}", f"{sorted(warp)[3]:.1f}"] if words else [None, None]
+        shown.append("{:.2f} ({:.2f}--{:.2f})".format(*paired(warp, ours)))
+    cells = line.removesuffix(r" \\").split(" & ")
+    assert [cell for cell, wanted in zip(cells[1:10], shown, strict=True) if wanted not in (None, cell)] == []
+    assert cells[0] == "128" and cells[10:] == ["0.75", "1.05"]
+    assert "tab:api:forward:" in (built / "tables" / "api.tex").read_text()
+
+
+def test_reversed_time_and_odd_lengths_have_a_table(built: Path, synthetic: Path) -> None:
+    lines_ = table_lines(built, "variants", "tab:variants:order-length")
+    assert sum("from the last step to the first" in line for line in lines_) == 2
+    reverse, odd = lines_[1].split(" & "), next(line for line in lines_ if line.startswith("1000")).split(" & ")
+    case = {"level": "kernel", "mode": "forward", "dtype": "float32", "T": 512}
+    plain, reversed_ = (samples(synthetic, "speed", reverse=each, **case) for each in (False, True))
+    assert reverse[2] == "{:.2f} ({:.2f}--{:.2f})".format(*paired(reversed_["roofline"], reversed_["ours"]))
+    assert reverse[3] == "--", "no peer runs backwards in this data"
+    assert reverse[4] == "{:.2f} ({:.2f}--{:.2f})".format(*independent(plain["ours"], reversed_["ours"]))
+    assert odd[3].endswith(" scalar") and odd[4] == "--"
+
+
+def test_fewer_gradients_stand_beside_both(built: Path, synthetic: Path) -> None:
+    first = table_lines(built, "variants", "tab:variants:gradients")[1].removesuffix(r" \\").split(" & ")
+    case = {"level": "kernel", "mode": "backward", "dtype": "float32", "T": 512, "reverse": False}
+    both, tokens = (samples(synthetic, "speed", needs=needs, **case)["ours"] for needs in (None, "tokens"))
+    assert first[0] == "512" and len(first) == 9
+    assert first[8] == "{:.2f} ({:.2f}--{:.2f})".format(*independent(tokens, both))
+    assert "of the bytes it is 4/5 of gates only, 3/5 of tokens only" in (built / "tables" / "variants.tex").read_text()
+
+
+def test_packings_are_spelled_out_and_the_pair_of_calls_compared(built: Path) -> None:
+    tokens = [line.split(" & ")[:4] for line in table_lines(built, "packing", "tab:packing:tokens") if " & " in line]
+    assert [line for line in tokens if "addlinespace" not in line[0]][:4] == [
+        [r"1$\times$65536", "1", "65536", "65536"],
+        [r"32$\times$1000..2147", "32", "2147", "50352"],
+        [r"1$\times$32768 + 64$\times$512", "65", "32768", "65536"],
+        [r"4096$\times$1..64", "4096", "64", "133120"],
+    ]
+    calls = [line.split(" & ") for line in table_lines(built, "packing", "tab:packing:set-up") if " & " in line]
+    assert [line[1] for line in calls] == ["8", "1024"] * 2
+    assert all(line[5].startswith("no") for line in calls)
+    assert calls[0][3].startswith("1.00 (") and 0.97 < float(calls[1][3][:4]) < 1.03
+
+
+def test_a_part_that_was_not_measured_is_said(write_results: Write, synthetic: Path, tmp_path: Path) -> None:
+    records = [json.loads(line) for line in (synthetic / "h200" / "speed.jsonl").read_text().splitlines()]
+    kept = [each for each in records if not each["case"]["reverse"] and not each["case"].get("needs")]
+    build(gather(write_results(*kept)), tmp_path)
+    assert "from the last step to the first: not measured" in (tmp_path / "tables" / "variants.tex").read_text()
+    defined = (tmp_path / "numbers.tex").read_text()
+    assert r"\definenumber{missing.packing}{No measurement of the packing experiment" in defined
+    assert not (tmp_path / "tables" / "packing.tex").read_text().strip()
+
+
 def test_the_layouts_are_kept_apart_and_the_legend_lists_what_is_drawn(figures: list[Figure], built: Path) -> None:
     labels = [{text.get_text() for text in figure.legends[-1].get_texts()} for figure in figures]
     assert {"rounded once", "ours", "ours, channels last", "accelerated-scan warp", "fla hgrn"} in labels
@@ -107,7 +184,7 @@ def test_the_roofline_is_called_too_slow_where_it_is(write_results: Write, synth
 
 
 def test_figures_can_be_read(figures: list[Figure]) -> None:
-    assert len(figures) == 5
+    assert len(figures) == 6
     for figure in figures:
         assert figure.get_figwidth() == style.TEXT_WIDTH_IN, "a figure that LaTeX would scale has other type sizes"
         texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]

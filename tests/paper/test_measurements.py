@@ -85,7 +85,8 @@ def test_ratios_are_taken_within_each_turn(synthetic: Path) -> None:
 
 def test_the_ratio_of_hosts_and_of_printed_medians(measured: Measurements) -> None:
     rows = measured.rows
-    api = rows[(rows["level"] == "api") & (rows["hardware"] == "h200") & (rows["provider"] == "ours")].iloc[0]
+    calls = rows[(rows["level"] == "api") & (rows["stem"] == "speed") & (rows["hardware"] == "h200")]
+    api = calls[calls["provider"] == "ours"].iloc[0]
     results = api["results"]
     ratio, low, high = fraction_of(api, "ours", of="warp", time="host_samples_us")
     assert low < ratio < high
@@ -95,6 +96,27 @@ def test_the_ratio_of_hosts_and_of_printed_medians(measured: Measurements) -> No
     ].iloc[0]
     ratio, low, high = fraction_of(printed, "associative_scan_triton", of="warp")
     assert ratio == printed["over_warp"] and math.isnan(low) and math.isnan(high)
+
+
+def test_what_is_measured_beside_the_product_is_kept_apart(measured: Measurements) -> None:
+    machine = measured.main("speed")
+    assert machine is not None
+    assert set(measured.of(machine, "speed")["kind"]) == {"plain"}
+    lengths = {kind: sorted(set(measured.of(machine, "speed", kind=kind)["T"])) for kind in ("reverse", "odd", "fewer")}
+    assert lengths == {"reverse": [512, 8192], "odd": [1000, 33753], "fewer": [512, 8192]}
+    assert set(measured.of(machine, "packing")["kind"]) == {"plain"}
+
+
+def test_a_provider_is_wrong_only_in_the_quantities_that_are(write_results: Write, synthetic: Path) -> None:
+    record = one(synthetic / "h200" / "precision.jsonl")
+    warp = record["providers"]["warp"] | {"status": "wrong", "reason": "d_gates is off."}
+    for quantity, worst in (("states", 0.5), ("d_gates", 7e4), ("d_tokens", 1.0)):
+        warp["errors"][quantity]["of_budget"] = [0.1] * 31 + [worst]
+    record["providers"]["warp"] = warp
+    rows = gather(write_results(record, beside_published=False)).rows.set_index("provider")
+    found = {name: bool(rows.loc["warp", f"{name}_wrong"]) for name in ("states", "d_gates", "d_tokens")}
+    assert found == {"states": False, "d_gates": True, "d_tokens": False}
+    assert not rows.loc["ours", ["states_wrong", "d_gates_wrong"]].any()
 
 
 def test_the_spread_of_a_precision_is_that_of_its_draws(synthetic: Path, measured: Measurements) -> None:

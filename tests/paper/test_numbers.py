@@ -23,7 +23,8 @@ def definitions(text: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def text(measured: Measurements) -> str:
     """numbers.tex of the synthetic results, with a float in every file that the prose refers to."""
-    kinds = ("figures/speed", "figures/precision", "tables/speed", "tables/precision", "tables/gaps")
+    kinds = [f"figures/{name}" for name in ("speed", "packing", "precision")]
+    kinds += [f"tables/{name}" for name in ("speed", "api", "variants", "packing", "precision", "gaps")]
     return numbers.make(measured, {kind: [Float(f"fig:{kind}", "")] for kind in kinds})
 
 
@@ -112,6 +113,23 @@ def test_a_host_is_called_noisy_only_where_it_is(text: str, measured: Measuremen
     assert "speed.api.noisy" not in definitions(numbers.make(calm, {}))
 
 
+def test_variants_are_no_part_of_the_numbers_by_length(text: str) -> None:
+    defined = definitions(text)
+    assert (defined["speed.T.least"], defined["speed.T.greatest"]) == ("128", "65536")
+    assert defined["variants.odd.forward.float32.fraction.least"].startswith("0.9")
+    assert 0.55 < float(defined["variants.fewer.tokens.float32.of_plain.least"]) < 0.65
+    assert 0.95 < float(defined["variants.reverse.backward.bfloat16.of_plain.greatest"]) < 1.1
+    assert "variants.odd.forward.float32.of_plain.least" not in defined, "no plain case has such a length"
+
+
+def test_packing_compares_many_sequences_with_few(text: str) -> None:
+    defined = definitions(text)
+    prefix = "packing.set_up.forward.float32"
+    assert (defined[f"{prefix}.few"], defined[f"{prefix}.many"]) == ("8", "1024")
+    assert defined[f"{prefix}.over_few"] in ("0.99", "1.00", "1.01")
+    assert float(defined["packing.kernel.backward.float32.hgrn.fraction.least"]) == 0.02
+
+
 def test_published_numbers_are_those_printed(text: str) -> None:
     defined = definitions(text)
     assert defined["published.h100.kernel.forward_backward.least"] == "0.90"
@@ -137,12 +155,14 @@ def test_without_measurements_a_sentence_says_how_to_make_them(published: Measur
         r"it; \texttt{python -m experiments -m experiment=speed} on a machine with a GPU, "
         r"\texttt{python -m experiments.collect} and \texttt{python -m paper} add it."
     )
-    assert not [key for key in defined if key.startswith(("speed.", "precision.", "cpu.", "refs.", "date"))]
+    assert "no table of it" in defined["missing.variants"] and "experiment=packing" in defined["missing.packing"]
+    started = ("speed.", "precision.", "packing.", "variants.", "cpu.", "refs.", "date")
+    assert not [key for key in defined if key.startswith(started)]
     assert numbers.newest(published) is None
 
 
 def test_the_date_is_that_of_the_newest_measurement(synthetic: Path) -> None:
-    assert numbers.newest(gather(synthetic / "h200")) == datetime(2030, 1, 2, 3, 17, 50, tzinfo=UTC)
+    assert numbers.newest(gather(synthetic / "h200")) == datetime(2030, 1, 2, 3, 18, 54, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

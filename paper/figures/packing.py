@@ -1,0 +1,60 @@
+"""Packing: each provider as a fraction of the roofline of the same tokens, whatever the sequences are."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from paper import lines, style
+from paper.captions import above_roofline, conditions, counts, hollow, shape
+from paper.measurements import Machine, Measurements
+from paper.packings import packings
+from paper.typeset import Float, escape, figure
+
+
+def make(measurements: Measurements, folder: Path) -> list[Float]:
+    """A figure of each GPU that the kernels were measured on."""
+    floats = []
+    for machine in measurements.having("packing", ("paper", "here")):
+        rows = measurements.of(machine, "packing", level="kernel")
+        if rows["fraction"].notna().any():
+            floats.append(_fractions(machine, rows[rows["fraction"].notna()], folder))
+    return floats
+
+
+def _fractions(machine: Machine, rows: pd.DataFrame, folder: Path) -> Float:
+    modes = [mode for mode in style.MODES if mode in set(rows["mode"])]
+    dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
+    places = {packing.lengths: place for place, packing in enumerate(packings(rows))}
+    figure_, axes = style.grid(len(modes), len(dtypes), 1.0 + 1.45 * len(modes))
+    for i, mode in enumerate(modes):
+        for j, dtype in enumerate(dtypes):
+            panel = axes[i][j]
+            points = rows[(rows["mode"] == mode) & (rows["dtype"] == dtype)]
+            style.limit(panel, "roofline")
+            for provider in style.in_order(points["provider"]):
+                if provider != "roofline":
+                    own = points[points["provider"] == provider]
+                    own = own.assign(T=own["lengths"].map(places))
+                    look = style.look(provider)
+                    lines.draw(panel, own, "fraction", look.label, look, front=provider == "ours", joined=False)
+            panel.set_xticks(list(places.values()), [_label(lengths) for lengths in places])
+            panel.set_xlim(-0.5, len(places) - 0.5)
+            panel.set_title(f"{style.MODES[mode]}, {dtype}")
+            panel.set_ylim(0, max(1.1, 1.04 * rows.loc[rows["provider"] != "roofline", "fraction"].max()))
+        axes[i][0].set_ylabel("fraction of roofline")
+    for panel in axes[-1]:
+        panel.set_xlabel("sequences, count × length")
+    style.legend_above(figure_, axes)
+    pdf = f"figures/packing-{machine.slug}.pdf"
+    style.save(figure_, folder / pdf)
+    caption = (
+        f"Packed sequences on {escape(machine.title)}, {shape(rows)}: time of a kernel that only moves the tensors of "
+        f"the same tokens over time taken. Medians of {counts(rows['samples'])} interleaved measurements"
+        f"{conditions(rows)}, bars are 95\\,\\% intervals. {hollow(rows)} {above_roofline(rows)}"
+    )
+    return figure(f"fig:packing:{machine.slug}", pdf, caption.strip())
+
+
+def _label(lengths: str) -> str:
+    """The lengths in short lines, because four of them stand side by side."""
+    return lengths.replace("x", "×").replace("+", "\n+").replace("..", "\n..")
