@@ -24,9 +24,12 @@ MEASURED_SOURCES = ("scan", "experiments", "conf")
 MEASURING = (
     "bench.py",
     "candidates.py",
+    "compile.py",
+    "compile_block.py",
     "correctness.py",
     "inputs.py",
     "measure.py",
+    "memory.py",
     "pace.py",
     "precision.py",
     "providers/",

@@ -46,6 +46,8 @@ MEASURERS = {
     "tuning": Measurer("experiments.tuning", times=True),
     "smoke": Measurer("experiments.measure", times=True),
     "precision": Measurer("experiments.precision", times=False),
+    "compile": Measurer("experiments.compile", times=True),
+    "memory": Measurer("experiments.memory", times=False),
 }
 
 
