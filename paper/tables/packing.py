@@ -19,7 +19,8 @@ def make(measurements: Measurements) -> list[Float]:
     machines = [*measurements.having("packing", ("paper", "here")), *measurements.having("packing", cpu=True)]
     for machine in machines:
         rows = measurements.of(machine, "packing")
-        tokens = rows[rows["mode"].isin(MODES)]
+        pair = set(rows.loc[rows["mode"] == "forward_backward", "lengths"])
+        tokens = rows[rows["mode"].isin(MODES) & ((rows["level"] == "kernel") | ~rows["lengths"].isin(pair))]
         levels = [
             level for level in ("kernel", "api") if set(tokens.loc[tokens["level"] == level, "mode"]) == set(MODES)
         ]
