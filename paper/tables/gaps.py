@@ -2,6 +2,7 @@
 
 from paper import style
 from paper.measurements import Measurements
+from paper.steps import short
 from paper.typeset import Float, escape, heading, table
 
 
@@ -25,7 +26,7 @@ def make(measurements: Measurements) -> list[Float]:
                     body.append(
                         [
                             stem,
-                            escape(style.look(provider).short),
+                            escape(short(stem, provider)),
                             escape(str(status)),
                             str(len(found)),
                             escape((reasons or ["no reason recorded"])[0]) + more,
