@@ -311,11 +311,13 @@ def _same_phase(a: Axes, states: Axes, V: int) -> bool:
 def _table(cu_seqlens: Tensor, T: int) -> Table:
     cu_seqlens = cu_seqlens.contiguous()
     n = cu_seqlens.shape[0] - 1
-    # One zeroed buffer: the words of first steps, those of last steps, the status. Tiles read a little past the end.
+    # One zeroed buffer: the words of first steps, those of last steps, the status, a byte for each 256 steps. Tiles
+    # read a little past the end.
     n_words = T // 32 + 8 + tuning.LARGEST_TILE // 32
-    words = torch.zeros(2 * n_words + 1, dtype=torch.int32, device=cu_seqlens.device)
+    n_bytes = T // 256 + 1 + tuning.LARGEST_TILE // 256
+    words = torch.zeros(2 * n_words + 2 + -(-n_bytes // 4), dtype=torch.int32, device=cu_seqlens.device)
     sequence = torch.empty(max(T, 1), dtype=torch.int32, device=cu_seqlens.device)
-    table = Table(words, sequence, words[2 * n_words :], cu_seqlens, n, n_words)
+    table = Table(words, sequence, words[2 * n_words : 2 * n_words + 1], cu_seqlens, n, n_words)
     pointers = (cu_seqlens, words, sequence, table.status)
     key = ("mark_sequences", T, *map(_described, pointers))
     plan = _plans.get(key)

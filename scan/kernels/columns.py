@@ -85,39 +85,24 @@ def place(pointer, base, stride, group, phase, V: tl.constexpr, VECTOR: tl.const
 
 
 @triton.jit
-def load_columns(row, tile, other, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-                 DESCENDING: tl.constexpr, dtype: tl.constexpr):
-    """Columns `[R, N]` in scan order of groups of V steps; `other` outside the row.
+def load_columns(row, tile, other, outside, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+                 WHOLE: tl.constexpr, DESCENDING: tl.constexpr, dtype: tl.constexpr):
+    """Columns `[R, N]` in scan order of groups of V steps; `outside` in groups outside the row.
 
-    `row` is what `place` made. `tile` is the tile's first step, the earliest step of each group `[R, N]`, the length T of
-    rows, which rows exist `[R, 1]`, whether the tile is at an edge of rows that begin or end within a group, and how
-    many steps behind any row memory is sure to go on, V at most.
+    `row` is what `place` made. `tile` is the tile's first step, the earliest step of each group `[R, N]`, the length T
+    of rows, and which rows exist `[R, 1]`. Groups that are partly outside are read whole, for `own_columns` to mend,
+    where memory goes on for `spare` more steps behind any row, V at most; elsewhere steps outside are `other`.
     """
     at, origin, stride = row
-    start, position, T, rows, edge, spare = tile
+    start, position, T, rows, spare = tile
     if VECTOR:
         inside = rows
         if not EVEN:
-            # Beyond its ends a row can be read as long as memory goes on there.
             inside = rows & (position + V > 0) & (position + V <= T + spare)
         elif not WHOLE:
             inside = rows & (position < T)
-        values = tl.load(at + start, mask=tl.broadcast_to(inside[:, :, None], at.shape), other=other)
+        values = tl.load(at + start, mask=tl.broadcast_to(inside[:, :, None], at.shape), other=outside)
         columns = split_columns(values.to(dtype), V)
-        if not EVEN:
-            if edge:
-                own = ()
-                for k in tl.static_range(V):
-                    within = rows & (position + k >= 0) & (position + k < T)
-                    own = own + (tl.where(within & inside, columns[k], other),)
-                columns = own
-                if spare < V - 1:
-                    patched = ()
-                    for k in tl.static_range(V):
-                        alone = rows & (inside == 0) & (position + k >= 0) & (position + k < T)
-                        single = tl.load(origin + position + k, mask=alone, other=other).to(dtype)
-                        patched = patched + (tl.where(alone, single, columns[k]),)
-                    columns = patched
     else:
         columns = ()
         for k in tl.static_range(V):
@@ -131,11 +116,37 @@ def load_columns(row, tile, other, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: 
 
 
 @triton.jit
-def store_columns(row, tile, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
+def own_columns(row, tile, columns, other, V: tl.constexpr, VECTOR: tl.constexpr, DESCENDING: tl.constexpr,
+                dtype: tl.constexpr):
+    """Columns of a tile at an edge of rows that begin or end within groups: `other` outside the row."""
+    if VECTOR:
+        at, origin, stride = row
+        start, position, T, rows, spare = tile
+        own = ()
+        for k in tl.static_range(V):
+            step = position + (V - 1 - k if DESCENDING else k)
+            own = own + (tl.where(rows & (step >= 0) & (step < T), columns[k], other),)
+        if spare < V - 1:
+            # The last group of the tensor, of which nothing was read.
+            unread = rows & (position + V > T + spare)
+            patched = ()
+            for k in tl.static_range(V):
+                step = position + (V - 1 - k if DESCENDING else k)
+                alone = unread & (step >= 0) & (step < T)
+                single = tl.load(origin + step, mask=alone, other=other).to(dtype)
+                patched = patched + (tl.where(alone, single, own[k]),)
+            own = patched
+        return own
+    else:
+        return columns
+
+
+@triton.jit
+def store_columns(row, tile, edge, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
                   DESCENDING: tl.constexpr):
-    """Writes what `load_columns` reads; nothing outside the row."""
+    """Writes what `load_columns` reads; nothing outside the row. At an `edge` groups may be partly outside."""
     at, origin, stride = row
-    start, position, T, rows, edge, _ = tile
+    start, position, T, rows, _ = tile
     dtype = at.dtype.element_ty
     columns = in_scan_order(columns, V, DESCENDING)
     if VECTOR:
@@ -180,6 +191,19 @@ def load_bits(words_ptr, start, first_step, BLOCK: tl.constexpr, V: tl.constexpr
         ahead = tl.load(word + (step >> 5) + 1).to(tl.uint32, bitcast=True)
         bits = (((ahead.to(tl.uint64) << 32) | bits.to(tl.uint64)) >> shift.to(tl.uint64)).to(tl.uint32)
     return bits & ((1 << V) - 1)
+
+
+@triton.jit
+def holds_end(words_ptr, n_words, start, BLOCK: tl.constexpr):
+    """Whether a sequence begins or ends in the tile of BLOCK steps at `start`: one byte for each 256 steps, none 0."""
+    flags = words_ptr + 2 * n_words + 2
+    if BLOCK == 256:
+        flags = flags.to(tl.pointer_type(tl.int8), bitcast=True)
+    elif BLOCK == 512:
+        flags = flags.to(tl.pointer_type(tl.int16), bitcast=True)
+    elif BLOCK == 2048:
+        flags = flags.to(tl.pointer_type(tl.int64), bitcast=True)
+    return tl.load(flags + start // BLOCK) != 0
 
 
 @triton.jit

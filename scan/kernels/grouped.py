@@ -19,7 +19,16 @@ N = 1 where nothing is packed.
 import triton
 import triton.language as tl
 
-from scan.kernels.columns import bit_columns, blank_columns, load_bits, load_columns, place, store_columns
+from scan.kernels.columns import (
+    bit_columns,
+    blank_columns,
+    holds_end,
+    load_bits,
+    load_columns,
+    own_columns,
+    place,
+    store_columns,
+)
 
 
 @triton.jit
@@ -108,17 +117,81 @@ def steps_behind(base, rows, b_stride, c_stride, C, n_rows, V: tl.constexpr):
 
 
 @triton.jit
-def load_gates(row, tile, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-               DESCENDING: tl.constexpr, LOG: tl.constexpr, dtype: tl.constexpr):
-    """Gates in scan order; 1, the identity, outside the row."""
+def exponentials(logs, V: tl.constexpr, LOG: tl.constexpr):
+    """Gates as loaded, or from their logarithms."""
     if LOG:
-        logs = load_columns(row, tile, 0.0, V, VECTOR, EVEN, WHOLE, DESCENDING, dtype)
         gates = ()
         for k in tl.static_range(V):
             gates = gates + (tl.exp(logs[k]),)
         return gates
     else:
-        return load_columns(row, tile, 1.0, V, VECTOR, EVEN, WHOLE, DESCENDING, dtype)
+        return logs
+
+
+@triton.jit
+def scan_tile(g, x, carry, V: tl.constexpr):
+    """States of a tile in scan order, from the state before it `[R, 1]`; the last of the tuple is that after each group."""
+    state = x[0]
+    gate = g[0]
+    for k in tl.static_range(1, V):
+        state = g[k] * state + x[k]
+        gate = gate * g[k]
+    h = enter_groups(gate, state, carry, False)
+    states = ()
+    for k in tl.static_range(V):
+        h = g[k] * h + x[k]
+        states = states + (h,)
+    return states
+
+
+@triton.jit
+def scan_packed_tile(g, x, carry, first_bits, first, before, V: tl.constexpr):
+    """`scan_tile` where sequences begin: `before` are the states before their `first` steps."""
+    state = g[0] * (0.0 if before is None else tl.where(first[0], before[0], 0.0)) + x[0]
+    gate = g[0]
+    for k in tl.static_range(1, V):
+        state = g[k] * tl.where(first[k], 0.0 if before is None else before[k], state) + x[k]
+        gate = gate * g[k]
+    h = enter_groups(tl.where(first_bits != 0, float("nan"), gate), state, carry, True)
+    states = ()
+    for k in tl.static_range(V):
+        h = g[k] * tl.where(first[k], 0.0 if before is None else before[k], h) + x[k]
+        states = states + (h,)
+    return states
+
+
+@triton.jit
+def scan_tile_backward(g, d, carry, V: tl.constexpr):
+    """Gradients of tokens of a tile in scan order, and what flows out of each group, from what flows into the tile."""
+    gate = g[0]
+    d_x = d[0]
+    for k in tl.static_range(1, V):
+        d_x = g[k - 1] * d_x + d[k]
+        gate = gate * g[k]
+    u = enter_groups(gate, g[V - 1] * d_x, carry, False)
+    d_tokens = ()
+    for k in tl.static_range(V):
+        d_x = u + d[k]
+        u = g[k] * d_x
+        d_tokens = d_tokens + (d_x,)
+    return d_tokens, u
+
+
+@triton.jit
+def scan_packed_tile_backward(g, d, carry, first_bits, first, begin, V: tl.constexpr):
+    """`scan_tile_backward` where sequences are entered: `begin` are the gradients at their `first` steps."""
+    gate = g[0]
+    d_x = begin[0]
+    for k in tl.static_range(1, V):
+        d_x = tl.where(first[k], begin[k], g[k - 1] * d_x + d[k])
+        gate = gate * g[k]
+    u = enter_groups(tl.where(first_bits != 0, float("nan"), gate), g[V - 1] * d_x, carry, True)
+    d_tokens = ()
+    for k in tl.static_range(V):
+        d_x = tl.where(first[k], begin[k], u + d[k])
+        u = g[k] * d_x
+        d_tokens = d_tokens + (d_x,)
+    return d_tokens, u
 
 
 @triton.jit(
@@ -133,7 +206,8 @@ def forward(
     C, T, n_rows, n_sequences, n_words,
     gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
-    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
+    DESCENDING: tl.constexpr, LOG: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -141,6 +215,10 @@ def forward(
     """`h[t] = g[t] * h[t-1] + x[t]` for R rows; [t+1] where DESCENDING."""
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
+    # Tiles in which no sequence begins or ends need no resets.
+    QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
+    # Gates of groups outside the row: what comes before a row in scan order passes a state on, if there is one.
+    OUTSIDE: tl.constexpr = 1.0 if DESCENDING and not LOG and not PACKED and initial_ptr is not None else 0.0
     b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
     tokens_base = row_offset(b, c, row, tokens_b, tokens_c, FLAT, CHANNELS_LAST and TOKENS_VECTOR)
@@ -154,13 +232,14 @@ def forward(
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
     phase = 0
-    gates_spare = V
-    tokens_spare = V
+    spare = V
     tiles = tl.cdiv(T, BLOCK)
     if not EVEN:
         phase = (states_base % LINE).to(TIME)
-        gates_spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
-        tokens_spare = steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V)
+        spare = tl.minimum(
+            steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V),
+            steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V),
+        )
         tiles = tl.cdiv(T + LINE - 1, BLOCK)
     if ONE_TILE:
         tiles = 1
@@ -184,56 +263,51 @@ def forward(
             edge = (start < V) | (start + BLOCK > T)
         if PACKED:
             first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), start, first_step, BLOCK, V, EVEN)
-        g = load_gates(
-            gates_row, (start, position, T, rows, edge, gates_spare), V, GATES_VECTOR and not CHANNELS_LAST,
-            EVEN, WHOLE, DESCENDING, LOG, STATE,
-        )
-        x = load_columns(
-            tokens_row, (start, position, T, rows, edge, tokens_spare), 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST,
+        where = (start, position, T, rows, spare)
+        g = load_columns(
+            gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
             EVEN, WHOLE, DESCENDING, STATE,
         )
-        gate = tl.full([R, N], 1.0, STATE)
-        state = tl.zeros([R, N], STATE)
-        first = ()
-        last = ()
-        before = ()
+        x = load_columns(
+            tokens_row, where, 0.0, 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
+        )
+        if not EVEN:
+            if edge:
+                g = own_columns(gates_row, where, g, 0.0 if LOG else 1.0, V, GATES_VECTOR, DESCENDING, STATE)
+                x = own_columns(tokens_row, where, x, 0.0, V, TOKENS_VECTOR, DESCENDING, STATE)
+        g = exponentials(g, V, LOG)
         if PACKED:
-            first = bit_columns(first_bits, V, DESCENDING)
-            for k in tl.static_range(V):
-                begin = tl.zeros([R, N], STATE)
+            resets = True
+            if QUICK:
+                resets = holds_end(words_ptr, n_words, start, BLOCK)
+            if resets:
+                first = bit_columns(first_bits, V, DESCENDING)
+                before = None
                 if initial_ptr is not None:
-                    step = position + (V - 1 - k if DESCENDING else k)
-                    s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
-                    begin = tl.load(initial_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0).to(STATE)
-                before = before + (begin,)
-                state = g[k] * tl.where(first[k], begin, state) + x[k]
-                gate = gate * g[k]
-            gate = tl.where(first_bits != 0, float("nan"), gate)
+                    before = ()
+                    for k in tl.static_range(V):
+                        step = position + (V - 1 - k if DESCENDING else k)
+                        s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
+                        begin = tl.load(initial_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0).to(STATE)
+                        before = before + (begin,)
+                states = scan_packed_tile(g, x, carry, first_bits, first, before, V)
+            else:
+                states = scan_tile(g, x, carry, V)
         else:
-            for k in tl.static_range(V):
-                state = g[k] * state + x[k]
-                gate = gate * g[k]
-        h = enter_groups(gate, state, carry, PACKED)
-        states = ()
-        for k in tl.static_range(V):
-            if PACKED:
-                h = tl.where(first[k], before[k], h)
-            h = g[k] * h + x[k]
-            states = states + (h,)
-        carry = leave_tile(h, T - start + phase, V, DESCENDING)
+            states = scan_tile(g, x, carry, V)
+        carry = leave_tile(states[V - 1], T - start + phase, V, DESCENDING)
         if PACKED:
             if broken | (start + BLOCK > used):
                 states = blank_columns(states, position, used, broken, V, DESCENDING)
             if final_ptr is not None:
                 last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), start, first_step, BLOCK, V, EVEN)
-                last = bit_columns(last_bits, V, DESCENDING)
+                ends = bit_columns(last_bits, V, DESCENDING)
                 for k in tl.static_range(V):
                     step = position + (V - 1 - k if DESCENDING else k)
-                    s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
-                    tl.store(final_ptr + s * n_rows + row, states[k], mask=last[k] & rows)
+                    s = tl.load(sequence_ptr + step, mask=ends[k], other=0).to(tl.int64)
+                    tl.store(final_ptr + s * n_rows + row, states[k], mask=ends[k] & rows)
         store_columns(
-            states_row, (start, position, T, rows, edge, V), states, V, STATES_VECTOR and not CHANNELS_LAST,
-            EVEN, WHOLE, DESCENDING,
+            states_row, where, edge, states, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING
         )
     if final_ptr is not None:
         if not PACKED:
@@ -253,7 +327,8 @@ def backward(
     gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
-    DESCENDING: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
+    DESCENDING: tl.constexpr, LOG: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
@@ -265,6 +340,10 @@ def backward(
     """
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
+    # Tiles in which no sequence begins or ends need no resets.
+    QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
+    # Gates of groups outside the row: what comes before a row in scan order passes a state on, if there is one.
+    OUTSIDE: tl.constexpr = 1.0 if DESCENDING and not LOG and not PACKED and d_final_ptr is not None else 0.0
     b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, CHANNELS_LAST and STATES_VECTOR)
@@ -280,15 +359,15 @@ def backward(
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
     phase = 0
-    gates_spare = V
-    states_spare = V
-    d_states_spare = V
+    spare = V
     tiles = tl.cdiv(T, BLOCK)
     if not EVEN:
         phase = (states_base % LINE).to(TIME)
-        gates_spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
-        states_spare = steps_behind(states_base, rows, states_b, states_c, C, n_rows, V)
-        d_states_spare = steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V)
+        spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
+        if d_gates_ptr is not None:
+            spare = tl.minimum(spare, steps_behind(states_base, rows, states_b, states_c, C, n_rows, V))
+        if d_states_ptr is not None:
+            spare = tl.minimum(spare, steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V))
         tiles = tl.cdiv(T + LINE - 1, BLOCK)
     if ONE_TILE:
         tiles = 1
@@ -325,16 +404,17 @@ def backward(
         if not EVEN:
             edge = (start < V) | (start + BLOCK > T)
         if PACKED:
+            # In scan order: a backward kernel meets the last step of a sequence first.
             first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), start, first_step, BLOCK, V, EVEN)
             last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), start, first_step, BLOCK, V, EVEN)
-        g = load_gates(
-            gates_row, (start, position, T, rows, edge, gates_spare), V, GATES_VECTOR and not CHANNELS_LAST,
-            EVEN, WHOLE, DESCENDING, LOG, STATE,
+        where = (start, position, T, rows, spare)
+        g = load_columns(
+            gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
+            EVEN, WHOLE, DESCENDING, STATE,
         )
         if d_states_ptr is not None:
             d = load_columns(
-                d_states_row, (start, position, T, rows, edge, d_states_spare), 0.0, V,
-                D_STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE,
+                d_states_row, where, 0.0, 0.0, V, D_STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
             )
         else:
             d = ()
@@ -342,86 +422,89 @@ def backward(
                 d = d + (tl.zeros([R, N], STATE),)
         h = ()
         if d_gates_ptr is not None:
-            # Beside its own states a group needs one of its neighbour.
             h = load_columns(
-                states_row, (start, position, T, rows, edge, states_spare), 0.0, V,
-                STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE,
+                states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
             )
+            # Beside its own states a group needs one of its neighbour.
             neighbour = position + (-1 if DESCENDING else V)
             h_before = tl.load(before_row + start.to(tl.int64) * states_t,
                                mask=rows & (neighbour >= 0) & (neighbour < T), other=0.0).to(STATE)
+        if not EVEN:
+            if edge:
+                g = own_columns(gates_row, where, g, 0.0 if LOG else 1.0, V, GATES_VECTOR, DESCENDING, STATE)
+                if d_states_ptr is not None:
+                    d = own_columns(d_states_row, where, d, 0.0, V, D_STATES_VECTOR, DESCENDING, STATE)
+                if d_gates_ptr is not None:
+                    h = own_columns(states_row, where, h, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
+        g = exponentials(g, V, LOG)
+        if d_gates_ptr is not None:
             h = h + (h_before,)
-        # In scan order: a backward kernel meets the last step of a sequence first.
-        first = ()
-        last = ()
-        beginning = ()
-        gate = g[0]
-        d_x = d[0]
-        if PACKED:
-            first = bit_columns(first_bits, V, DESCENDING)
-            last = bit_columns(last_bits, V, DESCENDING)
-            for k in tl.static_range(V):
-                begin = d[k]
-                if d_final_ptr is not None:
-                    step = position + (V - 1 - k if DESCENDING else k)
-                    s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
-                    final = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0).to(STATE)
-                    begin = final + d[k]
-                beginning = beginning + (begin,)
-                if k > 0:
-                    d_x = tl.where(first[k], begin, g[k - 1] * d_x + d[k])
-                    gate = gate * g[k]
-                else:
-                    d_x = begin
-            gate = tl.where(first_bits != 0, float("nan"), gate)
-        else:
-            for k in tl.static_range(1, V):
-                d_x = g[k - 1] * d_x + d[k]
-                gate = gate * g[k]
-        u = enter_groups(gate, g[V - 1] * d_x, carry, PACKED)
-        d_tokens = ()
-        d_gates = ()
-        for k in tl.static_range(V):
-            d_x = u + d[k]
-            if PACKED:
-                d_x = tl.where(first[k], beginning[k], d_x)
-            u = g[k] * d_x
-            d_tokens = d_tokens + (d_x,)
-            if d_gates_ptr is not None:
-                h_before = h[k + 1]
-                if PACKED:
-                    begin = tl.zeros([R, N], STATE)
-                    if initial_ptr is not None:
+            if initial_ptr is not None:
+                if not PACKED:
+                    with_initial = (h[0],)
+                    for k in tl.static_range(V):
                         step = position + (V - 1 - k if DESCENDING else k)
-                        s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
-                        begin = tl.load(initial_ptr + s * n_rows + row, mask=last[k] & rows, other=0.0).to(STATE)
-                    h_before = tl.where(last[k], begin, h_before)
-                elif initial_ptr is not None:
-                    step = position + (V - 1 - k if DESCENDING else k)
-                    h_before = tl.where(step == (0 if DESCENDING else T - 1), initial, h_before)
-                d_gate = d_x * h_before
+                        at_first = step == (0 if DESCENDING else T - 1)
+                        with_initial = with_initial + (tl.where(at_first, initial, h[k + 1]),)
+                    h = with_initial
+        if PACKED:
+            resets = True
+            if QUICK:
+                resets = holds_end(words_ptr, n_words, start, BLOCK)
+            if resets:
+                first = bit_columns(first_bits, V, DESCENDING)
+                last = bit_columns(last_bits, V, DESCENDING)
+                begin = d
+                if d_final_ptr is not None:
+                    begin = ()
+                    for k in tl.static_range(V):
+                        step = position + (V - 1 - k if DESCENDING else k)
+                        s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
+                        d_final = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0)
+                        begin = begin + (d[k] + d_final.to(STATE),)
+                d_tokens, u = scan_packed_tile_backward(g, d, carry, first_bits, first, begin, V)
+                if d_gates_ptr is not None:
+                    alone = (h[0],)
+                    for k in tl.static_range(V):
+                        start_state = tl.zeros([R, N], STATE)
+                        if initial_ptr is not None:
+                            step = position + (V - 1 - k if DESCENDING else k)
+                            s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
+                            start_state = tl.load(
+                                initial_ptr + s * n_rows + row, mask=last[k] & rows, other=0.0
+                            ).to(STATE)
+                        alone = alone + (tl.where(last[k], start_state, h[k + 1]),)
+                    h = alone
+            else:
+                d_tokens, u = scan_tile_backward(g, d, carry, V)
+        else:
+            d_tokens, u = scan_tile_backward(g, d, carry, V)
+        carry = leave_tile(u, T - start + phase, V, DESCENDING)
+        d_gates = ()
+        if d_gates_ptr is not None:
+            for k in tl.static_range(V):
+                d_gate = d_tokens[k] * h[k + 1]
                 if LOG:
                     d_gate = d_gate * g[k]
                 d_gates = d_gates + (d_gate,)
-        carry = leave_tile(u, T - start + phase, V, DESCENDING)
         if PACKED:
             if broken | (start + BLOCK > used):
                 d_tokens = blank_columns(d_tokens, position, used, broken, V, DESCENDING)
                 if d_gates_ptr is not None:
                     d_gates = blank_columns(d_gates, position, used, broken, V, DESCENDING)
             if d_initial_ptr is not None:
+                ends = bit_columns(last_bits, V, DESCENDING)
                 for k in tl.static_range(V):
                     step = position + (V - 1 - k if DESCENDING else k)
-                    s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
-                    tl.store(d_initial_ptr + s * n_rows + row, d_tokens[k] * g[k], mask=last[k] & rows)
-        where = (start, position, T, rows, edge, V)
+                    s = tl.load(sequence_ptr + step, mask=ends[k], other=0).to(tl.int64)
+                    tl.store(d_initial_ptr + s * n_rows + row, d_tokens[k] * g[k], mask=ends[k] & rows)
         if d_tokens_ptr is not None:
             store_columns(
-                d_tokens_row, where, d_tokens, V, D_TOKENS_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING
+                d_tokens_row, where, edge, d_tokens, V, D_TOKENS_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING
             )
         if d_gates_ptr is not None:
             store_columns(
-                d_gates_row, where, d_gates, V, D_GATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING
+                d_gates_row, where, edge, d_gates, V, D_GATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING
             )
     if d_initial_ptr is not None:
         if not PACKED:
