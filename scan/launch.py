@@ -14,8 +14,6 @@ from torch import Tensor
 
 from scan import cpu, tuning
 
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
 
 class Axes(NamedTuple):
     """A tensor as `[B, C, T]`: where its elements are, whatever its rank and the place of its time axis."""
@@ -94,7 +92,7 @@ def forward(
     want_final: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """States, and the final state if wanted."""
-    if gates.dtype not in _FLOATING or tokens.dtype not in _FLOATING:
+    if gates.is_complex() or tokens.is_complex():
         return cpu.forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     if _is_elsewhere(tokens):
         with torch.cuda.device(tokens.device):
@@ -128,7 +126,7 @@ def backward(
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of gates, tokens and the initial state, those that `needs` asks for."""
-    if gates.dtype not in _FLOATING or tokens_dtype not in _FLOATING:
+    if gates.is_complex() or tokens_dtype.is_complex:
         return cpu.backward(
             gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
             dim, reverse, log_gates, needs,
@@ -163,7 +161,7 @@ def backward(
 
 
 class Plan(NamedTuple):
-    """A launch that was made before: a compiled kernel on its grid, and all its arguments but the tensors."""
+    """A launch that was made before: a compiled kernel on its grid, and all its arguments but the addresses."""
 
     runner: Callable[..., None]
     arguments: tuple[Any, ...]
@@ -177,7 +175,7 @@ _MOST_PLANS = 4096
 
 def _launch(
     name: str,
-    tensors: tuple[Tensor | None, ...],
+    tensors: tuple[Tensor, *tuple[Tensor | None, ...]],
     states: tuple[Tensor | None, ...],
     table: Table,
     dim: int,
@@ -185,12 +183,22 @@ def _launch(
     log_gates: bool,
     accumulate: torch.dtype,
 ) -> None:
-    """Launches the kernel `name`: `tensors` have a time axis, `states` have none; absent ones are None."""
+    """Launches the kernel `name`: `tensors` have a time axis, `states` have none; absent ones are None, never gates."""
     pointers = (*tensors, *states, table.words, table.sequence, table.status, table.cu_seqlens)
-    key = (name, dim, descending, log_gates, *map(_described, pointers))
+    addresses = [None if t is None else t.data_ptr() for t in pointers]
+    # What decides a launch. All tensors have one shape; states and tables are contiguous and of a size that follows. Of
+    # addresses it matters whether they are multiples of 16 bytes.
+    described = [None if t is None else (t.dtype, t.stride()) for t in tensors]
+    dtypes = [None if t is None else t.dtype for t in states]
+    odd = [a for a in addresses if a is not None and a & 15]
+    key = (
+        name, dim, descending, log_gates, tensors[0].shape, tensors[0].device, *described, *dtypes,
+        table.n, table.n_words, table.cu_seqlens is not None and table.cu_seqlens.dtype,
+        tuple(a and a & 15 for a in addresses) if odd else None,
+    )  # fmt: skip
     plan = _plans.get(key)
     if plan is not None:
-        plan.runner(*pointers, *plan.arguments)
+        plan.runner(*addresses, *plan.arguments)
         return
     axes = [None if t is None else Axes.of(t, dim) for t in tensors]
     copies = [None if a is None else a.tensor for a in axes]
@@ -201,13 +209,6 @@ def _launch(
     for copy, tensor in zip(copies[outputs:], tensors[outputs:], strict=True):
         if copy is not None and tensor is not None and copy is not tensor:
             tensor.copy_(copy)
-
-
-def _described(tensor: Tensor | None) -> Any:
-    """What of a tensor decides a launch: everything but where it lies, save whether that is a multiple of 16 bytes."""
-    if tensor is None:
-        return None
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.device
 
 
 def _configure(
@@ -319,10 +320,11 @@ def _table(cu_seqlens: Tensor, T: int) -> Table:
     sequence = torch.empty(max(T, 1), dtype=torch.int32, device=cu_seqlens.device)
     table = Table(words, sequence, words[2 * n_words : 2 * n_words + 1], cu_seqlens, n, n_words)
     pointers = (cu_seqlens, words, sequence, table.status)
-    key = ("mark_sequences", T, *map(_described, pointers))
+    addresses = [t.data_ptr() for t in pointers]
+    key = ("mark_sequences", T, n, cu_seqlens.dtype, cu_seqlens.device, *[a & 15 for a in addresses])
     plan = _plans.get(key)
     if plan is not None:
-        plan.runner(*pointers, *plan.arguments)
+        plan.runner(*addresses, *plan.arguments)
         return table
     _triton_language()
     from scan.kernels.packed_table import mark_sequences
@@ -341,7 +343,7 @@ def _states_like(
     if cu_seqlens is not None:
         shape.insert(0, table.n)
     if cu_seqlens is None and tokens.shape[dim] > 0:
-        return torch.empty(shape, dtype=dtype, device=tokens.device)
+        return tokens.new_empty(shape, dtype=dtype)
     filled = torch.zeros(shape, dtype=dtype, device=tokens.device) if start is None else start.to(dtype, copy=True)
     if table.status is not None:
         filled.masked_fill_(table.status.bool(), float("nan"))

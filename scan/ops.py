@@ -48,7 +48,12 @@ def scan(
     if _is_batched(gates) or _is_batched(tokens) or (initial_state is not None and _is_batched(initial_state)):
         return _operator(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     if _is_differentiated(gates, tokens, initial_state):
-        return _Scan.apply(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
+        if torch._C._are_functorch_transforms_active():
+            return _Scan.apply(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
+        return _apply(
+            _alive(gates), _alive(tokens), None if initial_state is None else _alive(initial_state),
+            cu_seqlens, dim, reverse, log_gates, want_final,
+        )  # fmt: skip
     return _implementation(tokens).forward(
         gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
     )
@@ -188,6 +193,12 @@ class _Scan(torch.autograd.Function):
             initial_state = _batch_first(initial_state, in_dims[2], info.batch_size, int(packed))
         output = scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
         return output, (0, int(packed) if want_final else None)
+
+
+# `_Scan.apply` where no transform is active, without its look at the signature of `forward`, which takes longer than
+# all else in a call of a small scan.
+_apply = super(torch.autograd.Function, _Scan).apply
+_alive = torch._C._functorch.unwrap_if_dead  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _tangents(
