@@ -10,7 +10,7 @@ graphs (`_reduce_overhead`). All weights and inputs are the same. Of each way is
 
 A way passes a gate first, on the output and the gradient of the input for the first sequence of the batch: its distance
 from the block in float64 with a sequential scan is at most `ALLOWED` times that of the same block in the dtype of the
-case, not compiled, with a sequential scan carried in float32.
+case, not compiled, with states of that scan rounded once.
 """
 
 from __future__ import annotations

@@ -301,7 +301,14 @@ def test_every_item_names_tests_that_exist() -> None:
 
 def test_every_test_of_the_contract_is_an_item() -> None:
     listed = {name for names in ITEMS.values() for name in names}
-    for file in ("test_contract.py", "test_compile.py", "test_autograd.py", "test_transforms.py", "test_export.py"):
+    for file in (
+        "test_contract.py",
+        "test_compile.py",
+        "test_autograd.py",
+        "test_transforms.py",
+        "test_export.py",
+        "test_gpu_contract.py",
+    ):
         source = ast.parse((ROOT / "tests" / "scan" / file).read_text())
         for node in source.body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):

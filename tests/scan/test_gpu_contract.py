@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,6 +144,23 @@ def test_modes_of_the_compiler(mode: str, packed: bool, device: torch.device) ->
         for a, b in zip(got, wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
     assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+def test_graphed_callables_take_new_inputs_and_offsets(device: torch.device) -> None:
+    block = _Block().to(device)
+    x = torch.randn(1, 64, 32, device=device, requires_grad=True)
+    cu_seqlens = torch.tensor([0, 20, 64], dtype=torch.int32, device=device)
+    graphed = torch.cuda.make_graphed_callables(copy.deepcopy(block), (x, cu_seqlens))
+    for table in ([0, 1, 64], [0, 0, 50], [0, 64, 64]):
+        x = torch.randn(1, 64, 32, device=device, requires_grad=True)
+        cu_seqlens = torch.tensor(table, dtype=torch.int32, device=device)
+        results = []
+        for run in (graphed, block):
+            y = run(x, cu_seqlens)
+            results.append((y.detach().clone(), *torch.autograd.grad(y.square().sum(), (x, *run.parameters()))))
+            results[-1] = tuple(t.clone() for t in results[-1])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_compiled_steps_wait_for_nothing(device: torch.device) -> None:
