@@ -5,6 +5,7 @@ Each rank holds its shards of tensors that all ranks draw alike, so that every r
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 from collections.abc import Iterator
@@ -181,6 +182,18 @@ def fully_sharded(mesh: DeviceMesh) -> None:
         torch.testing.assert_close(a.full_tensor(), b)
 
 
+def data_parallel(mesh: DeviceMesh) -> None:
+    """Gradients under DDP are those of the whole batch."""
+    torch.manual_seed(0)
+    plain = Layer().to(mesh.device_type)
+    parallel = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
+    batch = torch.randn(2 * RANKS, 9, 4, device=mesh.device_type)
+    plain(batch).square().mean().backward()
+    parallel(batch.chunk(RANKS)[mesh.get_rank()]).square().mean().backward()
+    for a, b in zip(parallel.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
 def main(rank: int, store: str) -> None:
     """All of the above on one rank."""
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= RANKS
@@ -198,6 +211,7 @@ def main(rank: int, store: str) -> None:
     what_is_refused(mesh)
     other_names_and_two_dimensions(mesh)
     fully_sharded(mesh)
+    data_parallel(mesh)
     dist.barrier()
     dist.destroy_process_group()
     print("done")
