@@ -142,6 +142,8 @@ class _Scan(torch.autograd.Function):
         elif (
             torch.is_grad_enabled()
             or torch._C._are_functorch_transforms_active()
+            # Inside a dual level what was saved, or what arrives, may carry tangents.
+            or torch.autograd.forward_ad._current_level >= 0
             or any(d is not None and _is_batched(d) for d in (d_states, d_final_state))
         ):
             run = _differentiable_backward

@@ -183,6 +183,26 @@ def _by_dual_numbers(f: Callable[..., Tensor], a: tuple[Tensor, ...]) -> Any:
         return forward_ad.unpack_dual(f(forward_ad.make_dual(a[0], a[1]), *a[1:])).tangent
 
 
+def _reverse_inside_dual_numbers(f: Callable[..., Tensor], a: tuple[Tensor, ...]) -> Any:
+    leaf = a[0].clone().requires_grad_()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(leaf, a[1])
+        value = f(dual, *a[1:])
+        # Neither asks for a graph, and both gradients have tangents of their own.
+        gradient = torch.autograd.grad(value, dual, retain_graph=True)[0]
+        of_tangent = torch.autograd.grad(forward_ad.unpack_dual(value).tangent, leaf)[0]
+        return tuple(forward_ad.unpack_dual(gradient)), forward_ad.unpack_dual(of_tangent).primal
+
+
+def _dual_upstream(f: Callable[..., Tensor], a: tuple[Tensor, ...]) -> Any:
+    leaves = [t.clone().requires_grad_() for t in a]
+    value = f(*leaves)
+    one = torch.ones_like(value)
+    with forward_ad.dual_level():
+        gradients = torch.autograd.grad(value, leaves, forward_ad.make_dual(one, 0.5 * one))
+        return [tuple(forward_ad.unpack_dual(g)) for g in gradients]
+
+
 def _in_batches(f: Callable[..., Tensor], a: tuple[Tensor, ...]) -> Any:
     leaves = [t.clone().requires_grad_() for t in a]
     value = f(*leaves)
@@ -210,6 +230,8 @@ TASKS: dict[str, Callable[[Callable[..., Tensor], tuple[Tensor, ...]], Any]] = {
     "linearize": lambda f, a: linearize(f, *a)[1](*a),
     "double_backward": _by_double_backward,
     "dual_numbers": _by_dual_numbers,
+    "reverse_inside_dual_numbers": _reverse_inside_dual_numbers,
+    "dual_upstream": _dual_upstream,
     "gradients_in_batches": _in_batches,
     "functional_hessian": _functional("hessian"),
     "functional_vectorized_hessian": _functional("hessian", vectorize=True),
