@@ -10,7 +10,9 @@ import torch
 
 from experiments import compile as experiment
 from experiments import compile_block
+from experiments.collect import paper_settings
 from experiments.config import Case, Measure
+from experiments.providers.registry import PROVIDERS
 from tests.conftest import ON_GPU
 
 CASE = Case("compile", "api", "forward_backward", "float32", B=2, C=8, T=32, dim=-2)
@@ -104,6 +106,17 @@ def test_a_step_that_takes_too_long_is_not_sampled() -> None:
     settings = dataclasses.replace(QUICK, longest_call_s=1e-9)
     results = experiment.run_case(CASE, ("ours",), settings, "cpu", lambda *_: None)["providers"]
     assert results["ours_eager"]["status"] == "unsupported" and "longest_call_s" in results["ours_eager"]["reason"]
+
+
+def test_the_sweep_is_a_training_step_at_every_length_and_a_forward_pass_where_torch_has_one() -> None:
+    cases = paper_settings("compile", "h200").experiment.cases()
+    steps = {(case.dtype, case.T) for case in cases if case.mode == "forward_backward"}
+    assert steps == {(dtype, T) for dtype in ("float32", "bfloat16") for T in (512, 1024, 2048, 4096, 8192)}
+    forward = [case for case in cases if case.mode == "forward"]
+    assert {(case.dtype, case.T) for case in forward} == {("float32", 512), ("float32", 4096)}
+    limits = PROVIDERS["torch_associative_scan"].limits
+    assert all(limits(dataclasses.replace(case, stem="speed"), "cuda") is None for case in forward)
+    assert len(paper_settings("compile", "cpu").experiment.cases()) == 2
 
 
 def test_weights_are_those_of_the_case_in_every_dtype() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from experiments import memory
+from experiments.collect import paper_settings
 from experiments.config import Case, Measure
 from experiments.providers.base import AutogradProvider
 from experiments.providers.registry import PROVIDERS
@@ -45,6 +46,12 @@ def test_outputs_and_inputs_are_counted(dim: int) -> None:
         # Gates, tokens, states, two gradients; and the incoming one.
         assert dense >= 6 and expanded >= 5 and dense >= expanded
         assert result["held_bytes"]["dense"] == pytest.approx((dense - 3) * TENSOR)
+
+
+def test_both_layouts_are_measured_where_there_are_kernels() -> None:
+    cases = paper_settings("memory", "h200").experiment.cases()
+    assert {(case.dtype, case.dim) for case in cases} == {(d, dim) for d in ("float32", "bfloat16") for dim in (-1, -2)}
+    assert all(case.mode == "forward_backward" and case.level == "api" for case in cases)
 
 
 def test_who_cannot_be_asked_says_why() -> None:
