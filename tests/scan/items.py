@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     files = sorted({name.partition("::")[0] for names in ITEMS.values() for name in names})
     count = Count()
     folder = Path(__file__).parent
-    status = pytest.main([*(str(folder / file) for file in files), "-q", "-n", "0", *arguments], plugins=[count])
+    status = pytest.main([*(str(folder / file) for file in files), "-q", *arguments], plugins=[count])
     print("\n".join(count.lines()))
     return int(status)
 
