@@ -38,7 +38,7 @@ def failures(record: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, result in record["providers"].items()
-        if result["status"] in FAILED_STATUSES or (name == "ours" and result["status"] == "wrong")
+        if result["status"] in FAILED_STATUSES or (name.startswith("ours") and result["status"] == "wrong")
     ]
 
 

@@ -222,7 +222,7 @@ def outcome(record: Mapping[str, Any]) -> str:
         for name, result in record["providers"].items()
         if result.get("samples_ms")
     }
-    peers = {name: median for name, median in medians.items() if name not in ("ours", "roofline")}
+    peers = {name: median for name, median in medians.items() if name != "roofline" and not name.startswith("ours")}
     shown = ["ours"] if "ours" in medians else []
     shown += [min(peers, key=lambda name: peers[name])] if peers else []
     shown += ["roofline"] if "roofline" in medians else []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments import compile as experiment
-from experiments import compile_block
+from experiments import compile_block, store
 from experiments.collect import paper_settings
 from experiments.config import Case, Measure
 from experiments.providers.registry import PROVIDERS
@@ -66,6 +66,7 @@ def test_what_is_wrong_is_seen_and_ours_then_has_no_number(monkeypatch: pytest.M
     results = run()["providers"]
     for name in ("ours", "ours_eager"):
         assert results[name]["status"] == "wrong" and "samples_ms" not in results[name]
+        assert name in store.failures({"providers": results})
         assert "output is " in results[name]["reason"] and results[name]["reason"].endswith("as the plain one.")
     assert results["hillis_steele"]["status"] == "wrong" and results["hillis_steele"]["samples_ms"]
 
