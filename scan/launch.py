@@ -237,7 +237,8 @@ def _configure(
         config = tuning.channels_last(sizes.T, sizes.C, itemsize, **direction)
         programs = sizes.B * -(-sizes.C // config.rows)
     else:
-        config = tuning.time_contiguous(sizes.T, itemsize, packed=table.words is not None, **direction)
+        packed = table.words is not None
+        config = tuning.time_contiguous(sizes.T, itemsize, packed=packed, n_sequences=table.n, **direction)
         programs = -(-sizes.rows // config.rows)
     V = config.width
     constants: dict[str, Any] = {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages}

@@ -12,6 +12,9 @@ from typing import NamedTuple
 LARGEST_TILE = 8192
 
 
+_Table = tuple[tuple[int | None, tuple[int, int, int, int]], ...]
+
+
 class Tile(NamedTuple):
     """A tile of `rows` rows, each of `groups` groups of `width` neighbouring steps."""
 
@@ -25,32 +28,55 @@ class Tile(NamedTuple):
 
 # Longest T, then (rows, groups, num_warps, stages), for 4 steps of 4 bytes a group and for 8 steps of 2 bytes.
 _FORWARD = {
-    4: ((128, (2, 32, 1, 1)), (256, (1, 64, 2, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
-        (2048, (1, 512, 8, 1)), (8192, (1, 256, 4, 1)), (None, (1, 256, 8, 3))),
-    2: ((128, (4, 16, 1, 1)), (256, (2, 32, 1, 1)), (512, (2, 64, 4, 1)), (1024, (1, 128, 4, 1)),
-        (2048, (1, 256, 4, 1)), (8192, (1, 128, 2, 1)), (None, (1, 256, 4, 3))),
+    4: ((128, (2, 32, 1, 1)), (256, (1, 64, 1, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
+        (2048, (1, 512, 16, 1)), (4096, (1, 512, 8, 1)), (None, (1, 1024, 8, 3))),
+    2: ((128, (4, 16, 1, 1)), (256, (2, 32, 1, 1)), (512, (1, 64, 1, 1)), (1024, (1, 128, 4, 1)),
+        (2048, (1, 256, 8, 1)), (4096, (1, 256, 4, 3)), (8192, (1, 512, 4, 3)), (16384, (1, 512, 8, 3)),
+        (32768, (1, 1024, 8, 3)), (None, (1, 256, 8, 3))),
 }  # fmt: skip
 _BACKWARD = {
     4: ((128, (1, 32, 1, 1)), (256, (1, 64, 1, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
-        (2048, (1, 256, 4, 1)), (8192, (1, 256, 8, 1)), (None, (1, 256, 8, 3))),
-    2: ((128, (2, 16, 1, 1)), (256, (1, 32, 1, 1)), (512, (1, 64, 2, 1)), (1024, (1, 128, 4, 1)),
-        (2048, (1, 128, 4, 1)), (8192, (1, 256, 4, 1)), (None, (1, 256, 8, 3))),
+        (2048, (1, 512, 16, 1)), (4096, (1, 256, 4, 1)), (8192, (1, 512, 8, 3)), (None, (1, 256, 8, 3))),
+    2: ((128, (2, 16, 1, 1)), (256, (1, 32, 1, 1)), (512, (1, 64, 1, 1)), (1024, (2, 128, 4, 1)),
+        (8192, (1, 256, 4, 1)), (None, (1, 256, 4, 3))),
 }  # fmt: skip
-# Where resets make a step dearer, one warp a row avoids barriers and short rows stay as they are.
-_PACKED_FORWARD = {4: (1, 64, 1, 3), 2: (1, 64, 1, 3)}
-_PACKED_BACKWARD = {4: (1, 128, 1, 2), 2: (1, 128, 1, 3)}
+# The same where a row takes several tiles and ends within one: smaller tiles waste less, and loads run ahead.
+_RAGGED_FORWARD = {
+    4: ((16384, (1, 256, 4, 3)), (None, (1, 512, 8, 3))),
+    2: ((6144, (1, 64, 1, 4)), (16384, (1, 128, 4, 3)), (None, (1, 256, 4, 3))),
+}  # fmt: skip
+_RAGGED_BACKWARD = {
+    4: ((16384, (1, 256, 4, 3)), (None, (1, 512, 8, 3))),
+    2: ((16384, (1, 64, 1, 3)), (None, (1, 128, 4, 3))),
+}  # fmt: skip
+# Rows of packed sequences of more than 512 steps, by the mean length of a sequence: where resets make a step dearer.
+_PACKED_FORWARD = {
+    4: ((8191, (1, 64, 1, 3)), (None, (1, 256, 8, 3))),
+    2: ((8191, (1, 64, 1, 3)), (None, (1, 256, 4, 3))),
+}  # fmt: skip
+_PACKED_BACKWARD = {
+    4: ((255, (1, 64, 1, 3)), (None, (1, 256, 8, 3))),
+    2: ((255, (1, 64, 1, 3)), (None, (1, 128, 4, 3))),
+}  # fmt: skip
 
 
-def time_contiguous(T: int, itemsize: int, *, backward: bool, packed: bool = False) -> Tile:
-    """Configuration for rows of T contiguous steps of `itemsize` bytes; packed rows hold several sequences."""
+def time_contiguous(T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1) -> Tile:
+    """Configuration for rows of T contiguous steps of `itemsize` bytes; packed rows hold `n_sequences` sequences."""
     width = max(1, 16 // itemsize)
     nearest = 2 if itemsize == 2 else 4
     if packed and T > 512:
-        rows, groups, num_warps, stages = (_PACKED_BACKWARD if backward else _PACKED_FORWARD)[nearest]
+        table = (_PACKED_BACKWARD if backward else _PACKED_FORWARD)[nearest]
+        rows, groups, num_warps, stages = _of_length(T // max(1, n_sequences), table)
     else:
-        table = (_BACKWARD if backward else _FORWARD)[nearest]
-        rows, groups, num_warps, stages = next(entry for longest, entry in table if longest is None or longest >= T)
+        rows, groups, num_warps, stages = _of_length(T, (_BACKWARD if backward else _FORWARD)[nearest])
+        if T > groups * width and T % (groups * width):
+            ragged = (_RAGGED_BACKWARD if backward else _RAGGED_FORWARD)[nearest]
+            rows, groups, num_warps, stages = _of_length(T, ragged)
     return Tile(rows, groups, width, num_warps, stages)
+
+
+def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
+    return next(entry for longest, entry in table if longest is None or longest >= T)
 
 
 def channels_last(T: int, C: int, itemsize: int, *, backward: bool) -> Tile:

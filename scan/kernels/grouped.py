@@ -215,7 +215,7 @@ def forward(
     """`h[t] = g[t] * h[t-1] + x[t]` for R rows; [t+1] where DESCENDING."""
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
-    # Tiles in which no sequence begins or ends need no resets.
+    # Tiles in which no sequence begins or ends need no resets. (Backward would need too many registers for both.)
     QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
     # Gates of groups outside the row: what comes before a row in scan order passes a state on, if there is one.
     OUTSIDE: tl.constexpr = 1.0 if DESCENDING and not LOG and not PACKED and initial_ptr is not None else 0.0
@@ -340,8 +340,6 @@ def backward(
     """
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
-    # Tiles in which no sequence begins or ends need no resets.
-    QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
     # Gates of groups outside the row: what comes before a row in scan order passes a state on, if there is one.
     OUTSIDE: tl.constexpr = 1.0 if DESCENDING and not LOG and not PACKED and d_final_ptr is not None else 0.0
     b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
@@ -448,35 +446,29 @@ def backward(
                         with_initial = with_initial + (tl.where(at_first, initial, h[k + 1]),)
                     h = with_initial
         if PACKED:
-            resets = True
-            if QUICK:
-                resets = holds_end(words_ptr, n_words, start, BLOCK)
-            if resets:
-                first = bit_columns(first_bits, V, DESCENDING)
-                last = bit_columns(last_bits, V, DESCENDING)
-                begin = d
-                if d_final_ptr is not None:
-                    begin = ()
-                    for k in tl.static_range(V):
+            first = bit_columns(first_bits, V, DESCENDING)
+            last = bit_columns(last_bits, V, DESCENDING)
+            begin = d
+            if d_final_ptr is not None:
+                begin = ()
+                for k in tl.static_range(V):
+                    step = position + (V - 1 - k if DESCENDING else k)
+                    s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
+                    d_final = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0)
+                    begin = begin + (d[k] + d_final.to(STATE),)
+            d_tokens, u = scan_packed_tile_backward(g, d, carry, first_bits, first, begin, V)
+            if d_gates_ptr is not None:
+                alone = (h[0],)
+                for k in tl.static_range(V):
+                    start_state = tl.zeros([R, N], STATE)
+                    if initial_ptr is not None:
                         step = position + (V - 1 - k if DESCENDING else k)
-                        s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
-                        d_final = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0)
-                        begin = begin + (d[k] + d_final.to(STATE),)
-                d_tokens, u = scan_packed_tile_backward(g, d, carry, first_bits, first, begin, V)
-                if d_gates_ptr is not None:
-                    alone = (h[0],)
-                    for k in tl.static_range(V):
-                        start_state = tl.zeros([R, N], STATE)
-                        if initial_ptr is not None:
-                            step = position + (V - 1 - k if DESCENDING else k)
-                            s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
-                            start_state = tl.load(
-                                initial_ptr + s * n_rows + row, mask=last[k] & rows, other=0.0
-                            ).to(STATE)
-                        alone = alone + (tl.where(last[k], start_state, h[k + 1]),)
-                    h = alone
-            else:
-                d_tokens, u = scan_tile_backward(g, d, carry, V)
+                        s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
+                        start_state = tl.load(
+                            initial_ptr + s * n_rows + row, mask=last[k] & rows, other=0.0
+                        ).to(STATE)
+                    alone = alone + (tl.where(last[k], start_state, h[k + 1]),)
+                h = alone
         else:
             d_tokens, u = scan_tile_backward(g, d, carry, V)
         carry = leave_tile(u, T - start + phase, V, DESCENDING)
