@@ -80,8 +80,11 @@ def linear_scan(
         >>> linear_scan(gates, torch.tensor([[1.0, 2.0, 4.0]]), cu_seqlens=offsets).states
         tensor([[1., 2., 5.]])
     """
-    checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
-    states, final_state = ops.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
+    output = ops.repeat(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
+    if output is None:
+        checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
+        output = ops.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
+    states, final_state = output
     assert final_state is not None
     return ScanOutput(states, final_state)
 
@@ -162,6 +165,10 @@ def scan_causal(gates: Tensor, tokens: Tensor, args: Mapping[str, Any] | None = 
         >>> scan_causal(torch.full((1, 3), 0.5), torch.ones(1, 3))
         tensor([[1.0000, 1.5000, 1.7500]])
     """
+    if args is None:
+        output = ops.repeat(gates, tokens, None, None, want_final=False)
+        if output is not None:
+            return output[0]
     cu_seqlens = checks.seed_arguments(args, gates, tokens)
     checks.scan_arguments(gates, tokens, None, -1, cu_seqlens)
     return ops.scan(gates, tokens, None, cu_seqlens, want_final=False)[0]

@@ -107,9 +107,56 @@ def forward(
     if want_final:
         final_state = _states_like(tokens, dim, cu_seqlens, accumulate, initial_state, table)
     if states.numel():
-        pointers = (initial_state, final_state)
-        _launch("forward", (gates, tokens, states), pointers, table, dim, reverse, log_gates, accumulate)
+        tensors, pointers = (gates, tokens, states), (initial_state, final_state)
+        plan = _launch("forward", tensors, pointers, table, dim, reverse, log_gates, accumulate)
+        if plan is not None and cu_seqlens is None and initial_state is None and _aligned(*tensors):
+            if len(_calls) >= _MOST_PLANS:
+                _calls.clear()
+            key = _call_key(gates, tokens, dim, reverse, log_gates, want_final)
+            _calls[key] = plan, None if final_state is None else final_state.shape, accumulate
     return states, final_state
+
+
+def repeat(
+    gates: Tensor, tokens: Tensor, dim: int, reverse: bool, log_gates: bool, want_final: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """`forward` without initial state and packing, of arguments that nobody has checked; None where that takes a check.
+
+    A call that is like an earlier one in all that was checked and decided then needs no more than its two outputs and a
+    launch: on short rows, whatever else the host does takes longer than the device needs.
+    """
+    call = _calls.get(_call_key(gates, tokens, dim, reverse, log_gates, want_final))
+    if call is None or not (_is_stored(gates) and _is_stored(tokens)) or _is_elsewhere(tokens):
+        return None
+    plan, shape, dtype = call
+    states = torch.empty_like(tokens)
+    final_state = None if shape is None else tokens.new_empty(shape, dtype=dtype)
+    if not _aligned(gates, tokens, states):
+        return None
+    final_address = None if final_state is None else final_state.data_ptr()
+    plan.launch(
+        gates.data_ptr(), tokens.data_ptr(), states.data_ptr(), None, final_address, None, None, None, None,
+        device=tokens.get_device(),
+    )  # fmt: skip
+    return states, final_state
+
+
+# Plans of forward calls that may be repeated, with the shape of the final state and its dtype.
+_calls: dict[Any, tuple[Plan, torch.Size | None, torch.dtype]] = {}
+
+
+def _call_key(
+    gates: Tensor, tokens: Tensor, dim: int, reverse: bool, log_gates: bool, want_final: bool
+) -> tuple[Any, ...]:
+    return (
+        gates.dtype, tokens.dtype, gates.shape, tokens.shape, gates.stride(), tokens.stride(), gates.device,
+        tokens.device, dim, reverse, log_gates, want_final,
+    )  # fmt: skip
+
+
+def _aligned(a: Tensor, b: Tensor, c: Tensor) -> bool:
+    """Whether tensors begin at multiples of 16 bytes."""
+    return not (a.data_ptr() | b.data_ptr() | c.data_ptr()) & 15
 
 
 def backward(
@@ -166,6 +213,10 @@ class Plan(NamedTuple):
     runner: Callable[..., None]
     arguments: tuple[Any, ...]
 
+    def launch(self, *addresses: int | None, device: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
+        self.runner(stream, *addresses, *self.arguments)
+
 
 # Launches by everything that decides them but the addresses. Binding the arguments of a jit function anew costs more
 # host time than all else in a call.
@@ -182,8 +233,11 @@ def _launch(
     descending: bool,
     log_gates: bool,
     accumulate: torch.dtype,
-) -> None:
-    """Launches the kernel `name`: `tensors` have a time axis, `states` have none; absent ones are None, never gates."""
+) -> Plan | None:
+    """Launches the kernel `name`: `tensors` have a time axis, `states` have none; absent ones are None, never gates.
+
+    Returns the plan where the launch was made before.
+    """
     pointers = (*tensors, *states, table.words, table.sequence, table.status, table.cu_seqlens)
     addresses = [None if t is None else t.data_ptr() for t in pointers]
     # What decides a launch. All tensors have one shape; states and tables are contiguous and of a size that follows. Of
@@ -198,8 +252,8 @@ def _launch(
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is not None:
-        plan.runner(*addresses, *plan.arguments)
-        return
+        plan.launch(*addresses, device=tensors[0].get_device())
+        return plan
     axes = [None if t is None else Axes.of(t, dim) for t in tensors]
     copies = [None if a is None else a.tensor for a in axes]
     kernel, grid, arguments, keywords = _configure(name, axes, table, dim, descending, log_gates, accumulate)
@@ -209,6 +263,7 @@ def _launch(
     for copy, tensor in zip(copies[outputs:], tensors[outputs:], strict=True):
         if copy is not None and tensor is not None and copy is not tensor:
             tensor.copy_(copy)
+    return None
 
 
 def _configure(
@@ -284,7 +339,29 @@ def _run(
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         constants = kernel.arg_names[len(pointers) + len(arguments) :]
-        _plans[key] = Plan(compiled[grid], (*arguments, *(keywords[c] for c in constants)))
+        _plans[key] = Plan(_runner(compiled, grid), (*arguments, *(keywords[c] for c in constants)))
+
+
+def _runner(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
+    """Launches a compiled kernel: takes the stream, then the kernel's arguments.
+
+    Triton's own runner calls its chains of hooks and makes what they are told, even where no one has put a hook in.
+    """
+    import triton
+
+    public = compiled[grid]
+    if not triton.__version__.startswith(("3.6.", "3.7.")):
+        return lambda stream, *arguments: public(*arguments, stream=stream)
+    runtime = triton.knobs.runtime
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def runner(stream: int, *arguments: Any) -> None:
+        if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+            public(*arguments, stream=stream)
+        else:
+            run(*grid, stream, function, metadata, None, None, None, *arguments)
+
+    return runner
 
 
 def _triton_language() -> ModuleType:
@@ -325,7 +402,7 @@ def _table(cu_seqlens: Tensor, T: int) -> Table:
     key = ("mark_sequences", T, n, cu_seqlens.dtype, cu_seqlens.device, *[a & 15 for a in addresses])
     plan = _plans.get(key)
     if plan is not None:
-        plan.runner(*addresses, *plan.arguments)
+        plan.launch(*addresses, device=cu_seqlens.get_device())
         return table
     _triton_language()
     from scan.kernels.packed_table import mark_sequences
@@ -353,9 +430,13 @@ def _states_like(
 
 def _stored(tensor: Tensor) -> Tensor:
     """The tensor with its values in memory as they read: PyTorch may keep a negation or zeros as a mark only."""
-    if tensor.is_neg():
-        return tensor.resolve_neg()
-    return tensor.clone() if tensor._is_zerotensor() else tensor
+    if _is_stored(tensor):
+        return tensor
+    return tensor.resolve_neg() if tensor.is_neg() else tensor.clone()
+
+
+def _is_stored(tensor: Tensor) -> bool:
+    return not (tensor.is_neg() or tensor._is_zerotensor())
 
 
 def _accumulation(gates: Tensor, tokens: Tensor) -> torch.dtype:
@@ -364,4 +445,4 @@ def _accumulation(gates: Tensor, tokens: Tensor) -> torch.dtype:
 
 def _is_elsewhere(tensor: Tensor) -> bool:
     """Whether a tensor is on another GPU than the current one, where kernels would be launched."""
-    return tensor.is_cuda and torch.cuda.current_device() != tensor.device.index
+    return tensor.is_cuda and torch._C._cuda_getDevice() != tensor.get_device()

@@ -59,6 +59,36 @@ def scan(
     )
 
 
+def repeat(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dim: int = -1,
+    reverse: bool = False,
+    log_gates: bool = False,
+    want_final: bool = True,
+) -> tuple[Tensor, Tensor | None] | None:
+    """`scan` of unchecked arguments where nothing is traced or differentiated and `launch` knows such a call."""
+    if (
+        initial_state is not None
+        or cu_seqlens is not None
+        or torch.compiler.is_compiling()
+        or type(gates) not in _PLAIN
+        or type(tokens) not in _PLAIN
+        or not tokens.is_cuda
+        or type(dim) is not int
+        or type(reverse) is not bool
+        or type(log_gates) is not bool
+        or torch._C._len_torch_dispatch_stack() > 0
+        or _is_batched(gates)
+        or _is_batched(tokens)
+        or _is_differentiated(gates, tokens, None)
+    ):
+        return None
+    return launch.repeat(gates, tokens, dim, reverse, log_gates, want_final)
+
+
 def _operator(
     gates: Tensor,
     tokens: Tensor,

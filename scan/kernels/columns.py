@@ -93,7 +93,7 @@ def load_columns(row, tile, other, outside, V: tl.constexpr, VECTOR: tl.constexp
     of rows, and which rows exist `[R, 1]`. Groups that are partly outside are read whole, for `own_columns` to mend,
     where memory goes on for `spare` more steps behind any row, V at most; elsewhere steps outside are `other`.
     """
-    at, origin, stride = row
+    at, _, stride = row
     start, position, T, rows, spare = tile
     if VECTOR:
         inside = rows
@@ -120,8 +120,8 @@ def own_columns(row, tile, columns, other, V: tl.constexpr, VECTOR: tl.constexpr
                 dtype: tl.constexpr):
     """Columns of a tile at an edge of rows that begin or end within groups: `other` outside the row."""
     if VECTOR:
-        at, origin, stride = row
-        start, position, T, rows, spare = tile
+        _, origin, _ = row
+        _, position, T, rows, spare = tile
         own = ()
         for k in tl.static_range(V):
             step = position + (V - 1 - k if DESCENDING else k)
@@ -142,8 +142,8 @@ def own_columns(row, tile, columns, other, V: tl.constexpr, VECTOR: tl.constexpr
 
 
 @triton.jit
-def store_columns(row, tile, edge, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-                  DESCENDING: tl.constexpr):
+def store_columns(row, tile, edge, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+                  WHOLE: tl.constexpr, DESCENDING: tl.constexpr):
     """Writes what `load_columns` reads; nothing outside the row. At an `edge` groups may be partly outside."""
     at, origin, stride = row
     start, position, T, rows, _ = tile

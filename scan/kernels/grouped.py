@@ -130,7 +130,7 @@ def exponentials(logs, V: tl.constexpr, LOG: tl.constexpr):
 
 @triton.jit
 def scan_tile(g, x, carry, V: tl.constexpr):
-    """States of a tile in scan order, from the state before it `[R, 1]`; the last of the tuple is that after each group."""
+    """States of a tile in scan order, from the state before it `[R, 1]`; the last column is those after each group."""
     state = x[0]
     gate = g[0]
     for k in tl.static_range(1, V):

@@ -151,8 +151,9 @@ def _configurations() -> dict[str, tuple[str, torch.dtype, tuning.Tile]]:
     found: dict[str, tuple[str, torch.dtype, tuning.Tile]] = {}
     for T, dtype, backward in itertools.product(lengths, (*USUAL, torch.float64), (False, True)):
         direction = {"backward": backward}
-        tiles = [("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **direction, packed=packed))
-                 for packed in (False, True)]  # fmt: skip
+        tiles = [("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **direction))]
+        tiles += [("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **direction, packed=True, n_sequences=n))
+                  for n in (1, 1 + T // 1000, 1 + T // 32)]  # fmt: skip
         tiles += [("channels_last", tuning.channels_last(T, C, dtype.itemsize, **direction)) for C in (1, 16, 64, 1536)]
         for layout, tile in tiles:
             # The interpreter knows no warps and no stages.

@@ -62,11 +62,20 @@ def test_foldable_axes_are_never_copied() -> None:
 
 
 class _Compiled:
+    """Stands in for what Triton has compiled."""
+
+    function = packed_metadata = None
+
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.public: list[tuple[Any, ...]] = []
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *arguments: self.calls.append((grid, arguments))
+        return lambda *arguments, stream: self.public.append((grid, arguments))
+
+    def run(self, x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
+        assert arguments[:5] == (None,) * 5, "function, two kinds of metadata, two hooks"
+        self.calls.append(((x, y, z), arguments[5:]))
 
 
 class _Kernel:
@@ -92,6 +101,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Kernel]:
     from scan.kernels import grouped, packed_table
 
     monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch, "_calls", {})
     stand_ins = {}
     for module, name in ((grouped, "forward"), (grouped, "backward"), (packed_table, "mark_sequences")):
         stand_ins[name] = _Kernel(getattr(module, name))
@@ -123,8 +133,11 @@ def test_a_kept_launch_passes_what_the_first_one_bound(case: Case, kernels: dict
         for called_grid, arguments in again:
             assert called_grid == bound_grid
             for argument, wanted in zip(arguments, bound.values(), strict=True):
-                assert type(argument) is type(wanted)
-                assert isinstance(argument, Tensor) or argument == wanted
+                if isinstance(wanted, Tensor):
+                    # Outputs and tables are new ones.
+                    assert type(argument) is int and argument % wanted.element_size() == 0
+                else:
+                    assert type(argument) is type(wanted) and argument == wanted
 
 
 def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, _Kernel]) -> None:
@@ -145,6 +158,17 @@ def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, _Kernel]) ->
     assert (len(forward.bound), len(backward.bound)) == (len(cases) - 3, len(cases) - 1)
     _launches(base, draw(base), (True, False, True))
     assert len(backward.bound) == len(cases)
+
+
+def test_hooks_of_triton_are_called(kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton", reason="has the hooks")
+    case = Case(32)
+    _launches(case, draw(case))
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
+    _launches(case, draw(case))
+    (compiled,) = kernels["forward"].compiled
+    assert (len(compiled.calls), len(compiled.public)) == (0, 1)
+    assert compiled.public[0][0] == kernels["forward"].bound[0][0]
 
 
 def test_the_plans_kept_are_bounded(kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,3 +336,23 @@ def test_layouts_for_launches_differ_in_address() -> None:
     dense, moved = torch.rand(3, 32), laid_out(torch.rand(3, 32), "offset")
     assert dense.data_ptr() % 16 == 0 and moved.data_ptr() % 16 == 4
     assert list(itertools.islice(dense.stride(), 2)) == list(moved.stride())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_a_repeated_call_is_the_same_call(dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    wide = torch.rand(3, 2, 64, 72, device=device).to(dtype)
+    for _ in range(4):
+        # All of one kind, save that some lie between multiples of 16 bytes and one is stored negated.
+        for shift, negated in ((0, False), (1, False), (0, True), (8, False)):
+            gates = wide[0].copy_(torch.rand_like(wide[0]))[..., shift : shift + 64]
+            tokens = wide[1].copy_(torch.randn_like(wide[1]))[..., shift : shift + 64]
+            if negated:
+                tokens = torch._neg_view(tokens)
+            states, final = linear_scan(gates, tokens, dim=dim)
+            ones = torch.zeros_like(states[..., 0] if dim == -1 else states[..., 0, :])
+            wanted, wanted_final = linear_scan(gates.clone(), tokens.clone(), ones, dim=dim)
+            assert torch.equal(states, wanted) and torch.equal(final, wanted_final)
+    with pytest.raises(ValueError, match="same shape"):
+        linear_scan(gates, tokens[..., :32], dim=dim)
