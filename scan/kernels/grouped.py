@@ -66,16 +66,21 @@ def enter_groups(gate, state, carry, PACKED: tl.constexpr):
 
 
 @triton.jit
-def leave_tile(value, left, V: tl.constexpr, DESCENDING: tl.constexpr):
+def leave_tile(value, carry, left, V: tl.constexpr, DESCENDING: tl.constexpr):
     """The value after the last step of a tile, `[R, N]` to `[R, 1]`, where `left` steps are left of an ascending row.
 
-    Taken from the group that holds that step: behind it the parallel scan rounds in another order.
+    Taken from the group that holds that step: behind it the parallel scan rounds in another order. A row of which
+    nothing is left keeps its `carry`.
     """
     N: tl.constexpr = value.shape[1]
     last = N - 1
     if not DESCENDING:
         last = tl.minimum(N - 1, (left - 1) // V)
-    return tl.sum(tl.where(tl.arange(0, N)[None, :] == last, value, 0.0), 1)[:, None]
+    left_over = tl.sum(tl.where(tl.arange(0, N)[None, :] == last, value, 0.0), 1)[:, None]
+    if DESCENDING:
+        return left_over
+    else:
+        return tl.where(left > 0, left_over, carry)
 
 
 @triton.jit
@@ -295,7 +300,7 @@ def forward(
                 states = scan_tile(g, x, carry, V)
         else:
             states = scan_tile(g, x, carry, V)
-        carry = leave_tile(states[V - 1], T - start + phase, V, DESCENDING)
+        carry = leave_tile(states[V - 1], carry, T - start + phase, V, DESCENDING)
         if PACKED:
             if broken | (start + BLOCK > used):
                 states = blank_columns(states, position, used, broken, V, DESCENDING)
@@ -471,7 +476,7 @@ def backward(
                 h = alone
         else:
             d_tokens, u = scan_tile_backward(g, d, carry, V)
-        carry = leave_tile(u, T - start + phase, V, DESCENDING)
+        carry = leave_tile(u, carry, T - start + phase, V, DESCENDING)
         d_gates = ()
         if d_gates_ptr is not None:
             for k in tl.static_range(V):

@@ -152,8 +152,9 @@ def _configurations() -> dict[str, tuple[str, torch.dtype, tuning.Tile]]:
     for T, dtype, backward in itertools.product(lengths, (*USUAL, torch.float64), (False, True)):
         direction = {"backward": backward}
         tiles = [("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **direction))]
-        tiles += [("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **direction, packed=True, n_sequences=n))
-                  for n in (1, 1 + T // 1000, 1 + T // 32)]  # fmt: skip
+        for n in (1, 1 + T // 1000, 1 + T // 32):
+            packed = tuning.time_contiguous(T, dtype.itemsize, **direction, packed=True, n_sequences=n)
+            tiles.append(("time_contiguous", packed))
         tiles += [("channels_last", tuning.channels_last(T, C, dtype.itemsize, **direction)) for C in (1, 16, 64, 1536)]
         for layout, tile in tiles:
             # The interpreter knows no warps and no stages.
@@ -172,9 +173,12 @@ def test_every_configuration_alone(
     monkeypatch.setattr(tuning, layout, lambda *_, **__: tile)
     monkeypatch.setattr(launch, "_plans", {})  # launches are kept by shape, as a process has one tuning
     steps, dim = tile.groups * tile.width, -1 if layout == "time_contiguous" else -2
-    # One tile filled, and two with the second one hardly begun, in one of them an end of a sequence on the border.
+    # One tile filled; two of which some rows end well before the border and others, which begin later in a line of
+    # memory, behind it; and two with the second one hardly begun, in one of them an end of a sequence on the border.
     for T, reverse, lengths in (
         (steps, False, None),
+        (2 * steps - 9, False, None),
+        (2 * steps - 9, True, None),
         (steps + 3, True, None),
         (steps + 3, False, (steps - 1, 0, 1, 2)),
     ):
