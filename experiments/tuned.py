@@ -1,12 +1,14 @@
 """`python -m experiments.tuned [outputs]`: the tables of scan/tuning.py as the records of `experiment=tuning` have it.
 
-Printed is what can be pasted over the tables there; what changes and why goes to the error output. An entry changes
-only where a candidate is faster than the present choice beyond doubt: both take turns, and the 95 % interval of the
-ratio of their times lies below 1; over several cases of an entry, in the geometric mean. So noise changes no table.
+Printed is what can be pasted over the tables there, comments and all; what changes and why goes to the error output. An
+entry changes only where a candidate is faster than the present choice beyond doubt: both take turns, and the 95 %
+interval of the ratio of their times lies below 1; over several cases of an entry, in the geometric mean. So noise
+changes no table.
 """
 
 import argparse
 import math
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,17 +16,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.config import ConfigError
+from experiments.config import ConfigError, parse_lengths
 from experiments.hardware import ROOT
 from experiments.records import load, median_interval
 from scan import tuning
 
 Config = tuple[int, int, int, int]
 """rows, groups, num_warps, stages"""
+Place = tuple[str, int, int]
+"""a table of scan/tuning.py, the size of an element, the number of an entry"""
 Record = Mapping[str, Any]
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
-TABLES = {"_FORWARD": "forward", "_BACKWARD": "backward"}
+# Tables of scan/tuning.py, in their order, and what the first number of an entry bounds.
+TABLES = {
+    "_FORWARD": "forward, {} bytes, T",
+    "_BACKWARD": "backward, {} bytes, T",
+    "_RAGGED_FORWARD": "forward, {} bytes, ends within a tile, T",
+    "_RAGGED_BACKWARD": "backward, {} bytes, ends within a tile, T",
+    "_PACKED_FORWARD": "forward, {} bytes, packed, mean length",
+    "_PACKED_BACKWARD": "backward, {} bytes, packed, mean length",
+}
+# Rows of packed sequences that are no longer than this have no tables of their own, and are not asked.
+SHORT_PACKED = 512
 WIDTH = 120
 
 
@@ -69,43 +83,48 @@ def _ratios(record: Record) -> dict[Config, tuple[float, float]]:
 
 def tables(records: Sequence[Record]) -> tuple[str, list[str]]:
     """The tables as Python, and a line about every entry."""
-    blocks, said = [], []
-    for name, mode in TABLES.items():
-        lines = [f"{name} = {{"]
+    of_entry: dict[Place | None, list[Record]] = {}
+    for record in records:
+        of_entry.setdefault(place(record["case"]), []).append(record)
+    lines, said = [], []
+    for name, words in TABLES.items():
+        lines += [*_comments(name), f"{name} = {{"]
         for itemsize, entries in getattr(tuning, name).items():
             least, decided = 0, []
-            for longest, present in entries:
-                within = [each for each in _of(records, mode, itemsize, "") if _between(each, least, longest)]
-                words = f"{mode}, {itemsize} bytes, T {f'up to {longest}' if longest else f'above {least}'}"
-                decision = decide(words, present, within)
+            for at, (longest, present) in enumerate(entries):
+                bounds = f"{words.format(itemsize)} {f'up to {longest}' if longest else f'above {least}'}"
+                decision = decide(bounds, present, of_entry.get((name, itemsize, at), []))
                 decided.append(f"({longest}, {decision.config})")
                 said.append(decision.words)
                 least = longest or least
             lines += _wrapped(itemsize, decided)
-        blocks.append("\n".join([*lines, "}  # fmt: skip"]))
-    for name, mode in TABLES.items():
-        pairs = []
-        for itemsize, present in getattr(tuning, f"_PACKED{name}").items():
-            decision = decide(f"{mode}, {itemsize} bytes, packed", present, _of(records, mode, itemsize, "packed"))
-            pairs.append(f"{itemsize}: {decision.config}")
-            said.append(decision.words)
-        blocks.append(f"_PACKED{name} = {{{', '.join(pairs)}}}")
-    return "\n".join(blocks), said
+        lines.append("}  # fmt: skip")
+    return "\n".join(lines), said
 
 
-def _of(records: Sequence[Record], mode: str, itemsize: int, lengths: str) -> list[Record]:
-    return [
-        record
-        for record in records
-        if record["case"]["mode"] == mode
-        and ITEMSIZES[record["case"]["dtype"]] == itemsize
-        and bool(record["case"]["lengths"]) == bool(lengths)
-    ]
+def place(case: Mapping[str, Any]) -> Place | None:
+    """Table, size of element and number of the entry from which scan/tuning.py takes the configuration of a case."""
+    itemsize, T, suffix = ITEMSIZES[case["dtype"]], case["T"], f"_{case['mode'].upper()}"
+    if case["lengths"]:
+        if T <= SHORT_PACKED:
+            return None
+        return _entry(f"_PACKED{suffix}", itemsize, T // len(parse_lengths(case["lengths"])))
+    plain = _entry(suffix, itemsize, T)
+    _, (_, groups, _, _) = getattr(tuning, suffix)[itemsize][plain[2]]
+    tile = groups * 16 // itemsize
+    return _entry(f"_RAGGED{suffix}", itemsize, T) if T > tile and T % tile else plain
 
 
-def _between(record: Record, least: int, longest: int | None) -> bool:
-    T = record["case"]["T"]
-    return least < T and (longest is None or longest >= T)
+def _entry(name: str, itemsize: int, length: int) -> Place:
+    bounds = [longest for longest, _ in getattr(tuning, name)[itemsize]]
+    return name, itemsize, next(at for at, longest in enumerate(bounds) if longest is None or longest >= length)
+
+
+def _comments(name: str) -> list[str]:
+    """The comments that stand above a table."""
+    source = Path(tuning.__file__).read_text()
+    found = re.search(rf"((?:^#.*\n)*)^{name} = ", source, re.MULTILINE)
+    return found[1].splitlines() if found else []
 
 
 def _wrapped(itemsize: int, entries: Sequence[str]) -> list[str]:
@@ -169,7 +188,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     text, said = tables(records)
-    print("\n".join([*heading(records), text]))
+    print("\n".join([*heading(records), "", text]))
     print("\n".join(said), file=sys.stderr)
     return 0
 

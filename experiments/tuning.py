@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments.candidates import candidates, present, words
+from experiments.candidates import candidates, launch_shape, present, words
 from experiments.config import Case, Measure
 from experiments.failures import Emit, Result
 from experiments.inputs import DTYPES, Inputs
@@ -82,8 +82,8 @@ def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: 
 
     `detail.beside_ms` of a candidate holds the samples of the present choice from the same turns.
     """
-    shape: dict[str, Any] = {"backward": case.mode == "backward", "packed": bool(case.lengths)}
     itemsize = DTYPES[case.dtype].itemsize
+    shape = launch_shape(case)
     now = present(case.T, itemsize, **shape)
     reason = Candidate(now).refuses(case, device)
     if reason is not None:

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import torch
 from torch import Tensor
 
 from experiments import tuned
 from experiments import tuning as tune
-from experiments.candidates import candidates, present, words
+from experiments.candidates import candidates, launch_shape, present, words
 from experiments.config import Case, Measure
 from experiments.correctness import chosen_rows, exact, judge
 from experiments.inputs import draw
@@ -22,23 +24,68 @@ from scan import tuning
 from scan.tuning import Tile
 
 CASE = Case("tuning", "kernel", "forward", "float32", 2, 3, 128)
+TABLES = ("_FORWARD", "_BACKWARD", "_RAGGED_FORWARD", "_RAGGED_BACKWARD", "_PACKED_FORWARD", "_PACKED_BACKWARD")
+# Lengths, and packings of short and of long sequences.
 SHAPES = [
-    (T, itemsize, packed) for T in (128, 512, 1000, 4096, 65536) for itemsize in (2, 4) for packed in (False, True)
+    (T, itemsize, n)
+    for itemsize in (2, 4)
+    for T, n in [*((T, 0) for T in (128, 512, 1000, 4096, 4097, 33753, 65536)), (512, 2), (65536, 4096), (65536, 1)]
 ]
 QUICK = Measure(repeats=5, target_ms=0.2, warmup_ms=0.2, longest_call_s=30)
 
 
+def the_sweep() -> list[Case]:
+    """The cases of `experiment=tuning`."""
+    pytest.importorskip("hydra")
+    from experiments.compose import compose, settings_of
+
+    overrides = ["hardware=h200", "experiment=tuning"]
+    return settings_of(compose(*overrides), overrides).experiment.cases()
+
+
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize(("T", "itemsize", "packed"), SHAPES)
-def test_candidates_are_a_modest_set_that_fits(T: int, itemsize: int, packed: bool, backward: bool) -> None:
-    chosen = present(T, itemsize, backward=backward, packed=packed)
-    tried = candidates(T, itemsize, backward=backward, packed=packed)
+@pytest.mark.parametrize(("T", "itemsize", "n"), SHAPES)
+def test_candidates_are_a_modest_set_that_fits(T: int, itemsize: int, n: int, backward: bool) -> None:
+    shape: dict[str, Any] = {"backward": backward, "packed": n > 0, "n_sequences": max(1, n)}
+    chosen, tried = present(T, itemsize, **shape), candidates(T, itemsize, **shape)
     assert 3 <= len(tried) == len(set(tried)) <= 24 and chosen not in tried
     for tile in tried:
         assert tile.groups * tile.width <= tuning.LARGEST_TILE and tile.width == 16 // itemsize
+        assert tile.groups <= 1024 and tile.num_warps <= 16
         assert tile.rows * tile.groups in (32 * tile.num_warps * each for each in (1, 2, 4))
         assert tile.groups * tile.width < 2 * T, "no tile is half empty"
     assert len({words(tile) for tile in tried}) == len(tried)
+
+
+def test_the_sweep_covers_every_entry_of_every_table_in_some_hundred_timings() -> None:
+    cases = the_sweep()
+    entries = {
+        (name, itemsize, at)
+        for name in TABLES
+        for itemsize, table in getattr(tuning, name).items()
+        for at in range(len(table))
+    }
+    assert {tuned.place(vars(case)) for case in cases} == entries
+    tried = [tile for case in cases for tile in candidates(case.T, tuned.ITEMSIZES[case.dtype], **launch_shape(case))]
+    assert 500 < len(tried) < 700
+    assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16} and max(tile.groups for tile in tried) == 1024
+
+
+@hypothesis.given(
+    T=st.integers(1, 100_000), n=st.integers(0, 3000), dtype=st.sampled_from(tuple(tuned.ITEMSIZES)),
+    mode=st.sampled_from(("forward", "backward")),
+)  # fmt: skip
+@hypothesis.settings(max_examples=300)
+def test_a_record_is_about_the_entry_that_its_launch_takes(T: int, n: int, dtype: str, mode: str) -> None:
+    n = min(n, T)
+    case = replace(CASE, T=T, dtype=dtype, mode=mode, lengths=f"{n - 1}x1+1x{T - n + 1}" if n else "")
+    entry = tuned.place(vars(case))
+    if entry is None:
+        assert n and T <= tuned.SHORT_PACKED
+        return
+    name, itemsize, at = entry
+    rows, groups, num_warps, stages = getattr(tuning, name)[itemsize][at][1]
+    assert present(T, itemsize, **launch_shape(case)) == (rows, groups, 16 // itemsize, num_warps, stages, None)
 
 
 def test_a_tile_stands_in_for_tuning_and_only_meanwhile() -> None:
@@ -138,9 +185,8 @@ def test_a_few_take_turns_with_the_present_choice_and_what_cannot_be_launched_is
 def record(case: Case, faster: dict[Tile, float] | None = None, status: str = "ok", gpu: str = "A card") -> dict:
     """Every candidate twice as slow as the present choice, but those that are named."""
     itemsize = {"float32": 4, "bfloat16": 2}[case.dtype]
-    shape: dict[str, Any] = {"backward": case.mode == "backward", "packed": bool(case.lengths)}
     providers: dict[str, Any] = {}
-    for tile in candidates(case.T, itemsize, **shape):
+    for tile in candidates(case.T, itemsize, **launch_shape(case)):
         noise = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.0]
         samples = [(faster or {}).get(tile, 2.0) * each for each in noise]
         detail = {"tile": tile._asdict(), "present": False, "beside_ms": [1.0] * 7}
@@ -155,42 +201,54 @@ def record(case: Case, faster: dict[Tile, float] | None = None, status: str = "o
 def executed(text: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(text, names)
-    return {name: names[name] for name in ("_FORWARD", "_BACKWARD", "_PACKED_FORWARD", "_PACKED_BACKWARD")}
+    return {name: names[name] for name in TABLES}
 
 
 def test_the_tables_stay_where_nothing_is_faster_and_print_as_they_stand() -> None:
     text, said = tuned.tables([record(CASE), record(replace(CASE, mode="backward", dtype="bfloat16", T=4096))])
     now = {name: getattr(tuning, name) for name in executed(text)}
     assert executed(text) == now
-    source = Path(tuning.__file__).read_text().splitlines()
-    assert [line for line in text.splitlines() if line not in source] == [], "letter by letter"
+    assert f"\n{text}\n" in Path(tuning.__file__).read_text(), "letter by letter"
     assert all(len(line) <= 120 for line in text.splitlines())
-    assert len(said) == sum(len(entries) for name in ("_FORWARD", "_BACKWARD") for entries in now[name].values()) + 4
-    assert said[0].endswith("stays, the best of 9")
+    assert len(said) == sum(len(entries) for table in now.values() for entries in table.values())
+    assert said[0].endswith(f"stays, the best of {1 + len(candidates(128, 4, backward=False, packed=False))}")
 
 
 def test_an_entry_changes_where_a_candidate_is_faster_in_all_its_cases() -> None:
-    everywhere, once = Tile(1, 128, 4, 2), Tile(1, 128, 4, 4)
+    everywhere, once = Tile(1, 256, 4, 4, 3), Tile(1, 512, 4, 8, 3)
     records = [
-        record(replace(CASE, T=4096), {everywhere: 0.9, once: 0.5}),
-        record(replace(CASE, T=8192), {everywhere: 0.95, once: 3.0}),
+        record(replace(CASE, T=8192), {everywhere: 0.9, once: 0.5}),
+        record(replace(CASE, T=16384), {everywhere: 0.95, once: 3.0}),
     ]
     text, said = tuned.tables(records)
     changed, now = executed(text), executed(tuned.tables([])[0])
-    assert dict(changed["_FORWARD"][4])[8192] == (1, 128, 2, 1)
+    assert dict(changed["_FORWARD"][4])[None] == (1, 256, 4, 3)
     assert [line for line in said if "instead of" in line] == [
-        f"forward, 4 bytes, T up to 8192: (1, 128, 2, 1) instead of {dict(now['_FORWARD'][4])[8192]}, 7.5 % faster"
+        f"forward, 4 bytes, T above 4096: (1, 256, 4, 3) instead of {dict(now['_FORWARD'][4])[None]}, 7.5 % faster"
     ]
     del changed["_FORWARD"][4], now["_FORWARD"][4]
     assert changed == now
 
 
-def test_packed_rows_have_entries_of_their_own() -> None:
-    tile = Tile(1, 256, 8, 4, 3)
-    packed = replace(CASE, dtype="bfloat16", T=65536, lengths="1x65536")
-    changed = executed(tuned.tables([record(packed, {tile: 0.8})])[0])
-    assert changed["_PACKED_FORWARD"] == {**tuning._PACKED_FORWARD, 2: (1, 256, 4, 3)}
-    assert changed["_FORWARD"] == tuning._FORWARD
+@pytest.mark.parametrize(
+    ("case", "name", "at"),
+    [
+        (replace(CASE, T=4097), "_RAGGED_FORWARD", 0),
+        (replace(CASE, T=33753, mode="backward"), "_RAGGED_BACKWARD", 1),
+        (replace(CASE, T=133120, lengths="4096x1..64"), "_PACKED_FORWARD", 0),
+        (replace(CASE, T=65536, lengths="4x16384", mode="backward"), "_PACKED_BACKWARD", 1),
+    ],
+    ids=lambda value: value.id if isinstance(value, Case) else str(value),
+)
+def test_rows_that_end_within_a_tile_and_packed_rows_have_tables_of_their_own(case: Case, name: str, at: int) -> None:
+    tile = Tile(1, 128, 8, 2, 3)
+    case = replace(case, dtype="bfloat16")
+    text, said = tuned.tables([record(case, {tile: 0.8})])
+    changed, now = executed(text), executed(tuned.tables([])[0])
+    entries = list(now[name][2])
+    entries[at] = (entries[at][0], (1, 128, 2, 3))
+    assert changed[name][2] == tuple(entries) and len([line for line in said if "instead of" in line]) == 1
+    assert {**changed, name: 0} == {**now, name: 0}
 
 
 @pytest.mark.parametrize(("factor", "status"), [(0.995, "ok"), (0.5, "wrong")])
@@ -215,7 +273,7 @@ def test_the_command_prints_tables_and_says_what_is_missing(tmp_path: Path, caps
     assert tuned.main([str(tmp_path), "--hardware", "b_card"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith(
-        "# 1 cases of experiment=tuning on A card, driver 1, Triton 3, commit abc\n_FORWARD = {"
+        "# 1 cases of experiment=tuning on A card, driver 1, Triton 3, commit abc\n\n# Longest T, then"
     )
     assert executed(shown.out)["_FORWARD"] == tuning._FORWARD
     assert len(shown.err.splitlines()) == len(tuned.tables([])[1])
