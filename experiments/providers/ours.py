@@ -80,8 +80,10 @@ class Ours(AutogradProvider):
         for direction in directions:
             backward = direction == "backward"
             if case.dim == -1:
-                packed = bool(case.lengths)
-                chosen[direction] = tuning.time_contiguous(case.T, itemsize, backward=backward, packed=packed)
+                packed, n_sequences = bool(case.lengths), len(case.sequence_lengths)
+                chosen[direction] = tuning.time_contiguous(
+                    case.T, itemsize, backward=backward, packed=packed, n_sequences=n_sequences
+                )
             else:
                 chosen[direction] = tuning.channels_last(case.T, case.C, itemsize, backward=backward)
         strategy = "time_contiguous" if case.dim == -1 else "channels_last"
