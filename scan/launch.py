@@ -80,6 +80,8 @@ class Table(NamedTuple):
 
 _UNPACKED = Table()
 
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
 
 def forward(
     gates: Tensor,
@@ -92,11 +94,29 @@ def forward(
     want_final: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """States, and the final state if wanted."""
+    states, final_state, _ = planned_forward(
+        gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
+    )
+    return states, final_state
+
+
+def planned_forward(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    want_final: bool,
+) -> tuple[Tensor, Tensor | None, Plan | None]:
+    """`forward`, and the plan of its launch where one was kept."""
+    plan = None
     if gates.is_complex() or tokens.is_complex():
-        return cpu.forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
-    if _is_elsewhere(tokens):
+        return *cpu.forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final), plan
+    if is_elsewhere(tokens):
         with torch.cuda.device(tokens.device):
-            return forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
+            return planned_forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     gates, tokens = _stored(gates), _stored(tokens)
     states = torch.empty_like(tokens)
     table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, tokens.shape[dim])
@@ -109,54 +129,7 @@ def forward(
     if states.numel():
         tensors, pointers = (gates, tokens, states), (initial_state, final_state)
         plan = _launch("forward", tensors, pointers, table, dim, reverse, log_gates, accumulate)
-        if plan is not None and cu_seqlens is None and initial_state is None and _aligned(*tensors):
-            if len(_calls) >= _MOST_PLANS:
-                _calls.clear()
-            key = _call_key(gates, tokens, dim, reverse, log_gates, want_final)
-            _calls[key] = plan, None if final_state is None else final_state.shape, accumulate
-    return states, final_state
-
-
-def repeat(
-    gates: Tensor, tokens: Tensor, dim: int, reverse: bool, log_gates: bool, want_final: bool
-) -> tuple[Tensor, Tensor | None] | None:
-    """`forward` without initial state and packing, of arguments that nobody has checked; None where that takes a check.
-
-    A call that is like an earlier one in all that was checked and decided then needs no more than its two outputs and a
-    launch: on short rows, whatever else the host does takes longer than the device needs.
-    """
-    call = _calls.get(_call_key(gates, tokens, dim, reverse, log_gates, want_final))
-    if call is None or not (_is_stored(gates) and _is_stored(tokens)) or _is_elsewhere(tokens):
-        return None
-    plan, shape, dtype = call
-    states = torch.empty_like(tokens)
-    final_state = None if shape is None else tokens.new_empty(shape, dtype=dtype)
-    if not _aligned(gates, tokens, states):
-        return None
-    final_address = None if final_state is None else final_state.data_ptr()
-    plan.launch(
-        gates.data_ptr(), tokens.data_ptr(), states.data_ptr(), None, final_address, None, None, None, None,
-        device=tokens.get_device(),
-    )  # fmt: skip
-    return states, final_state
-
-
-# Plans of forward calls that may be repeated, with the shape of the final state and its dtype.
-_calls: dict[Any, tuple[Plan, torch.Size | None, torch.dtype]] = {}
-
-
-def _call_key(
-    gates: Tensor, tokens: Tensor, dim: int, reverse: bool, log_gates: bool, want_final: bool
-) -> tuple[Any, ...]:
-    return (
-        gates.dtype, tokens.dtype, gates.shape, tokens.shape, gates.stride(), tokens.stride(), gates.device,
-        tokens.device, dim, reverse, log_gates, want_final,
-    )  # fmt: skip
-
-
-def _aligned(a: Tensor, b: Tensor, c: Tensor) -> bool:
-    """Whether tensors begin at multiples of 16 bytes."""
-    return not (a.data_ptr() | b.data_ptr() | c.data_ptr()) & 15
+    return states, final_state, plan
 
 
 def backward(
@@ -171,16 +144,38 @@ def backward(
     reverse: bool,
     log_gates: bool,
     needs: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> Gradients:
     """Gradients of gates, tokens and the initial state, those that `needs` asks for."""
+    gradients, _ = planned_backward(
+        gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype, dim, reverse, log_gates, needs
+    )
+    return gradients
+
+
+def planned_backward(
+    gates: Tensor,
+    states: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    d_states: Tensor | None,
+    d_final_state: Tensor | None,
+    tokens_dtype: torch.dtype,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Gradients, Plan | None]:
+    """`backward`, and the plan of its launch where one was kept."""
+    plan = None
     if gates.is_complex() or tokens_dtype.is_complex:
-        return cpu.backward(
+        gradients = cpu.backward(
             gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
             dim, reverse, log_gates, needs,
         )  # fmt: skip
-    if _is_elsewhere(states):
+        return gradients, plan
+    if is_elsewhere(states):
         with torch.cuda.device(states.device):
-            return backward(
+            return planned_backward(
                 gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
                 dim, reverse, log_gates, needs,
             )  # fmt: skip
@@ -201,10 +196,10 @@ def backward(
     if states.numel() and (needs[0] or needs[1] or d_initial is not None):
         tensors = (gates, states, d_states, d_gates, d_tokens)
         pointers = (initial_state, d_initial, d_final_state)
-        _launch("backward", tensors, pointers, table, dim, not reverse, log_gates, accumulate)
+        plan = _launch("backward", tensors, pointers, table, dim, not reverse, log_gates, accumulate)
     if d_initial is not None and initial_state is not None:
         d_initial = d_initial.to(initial_state.dtype)
-    return d_gates, d_tokens, d_initial
+    return (d_gates, d_tokens, d_initial), plan
 
 
 class Plan(NamedTuple):
@@ -352,7 +347,7 @@ def _runner(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
     public = compiled[grid]
     if not triton.__version__.startswith(("3.6.", "3.7.")):
         return lambda stream, *arguments: public(*arguments, stream=stream)
-    runtime = triton.knobs.runtime
+    runtime = triton.knobs.runtime  # pyright: ignore[reportAttributeAccessIssue]
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
 
     def runner(stream: int, *arguments: Any) -> None:
@@ -396,8 +391,9 @@ def _table(cu_seqlens: Tensor, T: int) -> Table:
     n_bytes = T // 256 + 1 + tuning.LARGEST_TILE // 256
     words = torch.zeros(2 * n_words + 2 + -(-n_bytes // 4), dtype=torch.int32, device=cu_seqlens.device)
     sequence = torch.empty(max(T, 1), dtype=torch.int32, device=cu_seqlens.device)
-    table = Table(words, sequence, words[2 * n_words : 2 * n_words + 1], cu_seqlens, n, n_words)
-    pointers = (cu_seqlens, words, sequence, table.status)
+    status = words[2 * n_words : 2 * n_words + 1]
+    table = Table(words, sequence, status, cu_seqlens, n, n_words)
+    pointers = (cu_seqlens, words, sequence, status)
     addresses = [t.data_ptr() for t in pointers]
     key = ("mark_sequences", T, n, cu_seqlens.dtype, cu_seqlens.device, *[a & 15 for a in addresses])
     plan = _plans.get(key)
@@ -430,12 +426,13 @@ def _states_like(
 
 def _stored(tensor: Tensor) -> Tensor:
     """The tensor with its values in memory as they read: PyTorch may keep a negation or zeros as a mark only."""
-    if _is_stored(tensor):
+    if is_stored(tensor):
         return tensor
     return tensor.resolve_neg() if tensor.is_neg() else tensor.clone()
 
 
-def _is_stored(tensor: Tensor) -> bool:
+def is_stored(tensor: Tensor) -> bool:
+    """Whether the tensor's values are in memory as they read."""
     return not (tensor.is_neg() or tensor._is_zerotensor())
 
 
@@ -443,6 +440,6 @@ def _accumulation(gates: Tensor, tokens: Tensor) -> torch.dtype:
     return torch.float64 if torch.float64 in (gates.dtype, tokens.dtype) else torch.float32
 
 
-def _is_elsewhere(tensor: Tensor) -> bool:
+def is_elsewhere(tensor: Tensor) -> bool:
     """Whether a tensor is on another GPU than the current one, where kernels would be launched."""
     return tensor.is_cuda and torch._C._cuda_getDevice() != tensor.get_device()

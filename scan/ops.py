@@ -11,6 +11,7 @@ as scans and elementwise operations (`_differentiable_backward`), which differen
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from scan import cpu, launch
+from scan import repeat as repeated
 from scan.packing import shift_states
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -54,6 +56,21 @@ def scan(
             _alive(gates), _alive(tokens), None if initial_state is None else _alive(initial_state),
             cu_seqlens, dim, reverse, log_gates, want_final,
         )  # fmt: skip
+    return _forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
+
+
+def _forward(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dim: int,
+    reverse: bool,
+    log_gates: bool,
+    want_final: bool,
+) -> tuple[Tensor, Tensor | None]:
+    if tokens.is_cuda and initial_state is None and cu_seqlens is None:
+        return repeated.first(gates, tokens, repeated.Options(dim, bool(reverse), bool(log_gates), want_final))
     return _implementation(tokens).forward(
         gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
     )
@@ -69,7 +86,7 @@ def repeat(
     log_gates: bool = False,
     want_final: bool = True,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """`scan` of unchecked arguments where nothing is traced or differentiated and `launch` knows such a call."""
+    """`scan` of unchecked arguments on a GPU where nothing is traced and a call of their kind is known; else None."""
     if (
         initial_state is not None
         or cu_seqlens is not None
@@ -81,12 +98,19 @@ def repeat(
         or type(reverse) is not bool
         or type(log_gates) is not bool
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
         or _is_batched(gates)
         or _is_batched(tokens)
-        or _is_differentiated(gates, tokens, None)
     ):
         return None
-    return launch.repeat(gates, tokens, dim, reverse, log_gates, want_final)
+    gates, tokens = _alive(gates), _alive(tokens)
+    call = repeated.known(gates, tokens, repeated.Options(dim, reverse, log_gates, want_final))
+    if call is None:
+        return None
+    if torch.is_grad_enabled() and (gates.requires_grad or tokens.requires_grad):
+        return _Repeat.apply(gates, tokens, call)
+    return repeated.forward(call, gates, tokens)
 
 
 def _operator(
@@ -150,9 +174,7 @@ class _Scan(torch.autograd.Function):
         log_gates: bool,
         want_final: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        return _implementation(tokens).forward(
-            gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
-        )
+        return _forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
@@ -167,18 +189,7 @@ class _Scan(torch.autograd.Function):
         gates, states, initial_state, cu_seqlens = ctx.saved_tensors
         if d_states is None and d_final_state is None:
             return (None,) * 8
-        if torch.compiler.is_compiling():  # compiled autograd
-            run = _traced_backward
-        elif (
-            torch.is_grad_enabled()
-            or torch._C._are_functorch_transforms_active()
-            # Inside a dual level what was saved, or what arrives, may carry tangents.
-            or torch.autograd.forward_ad._current_level >= 0
-            or any(d is not None and _is_batched(d) for d in (d_states, d_final_state))
-        ):
-            run = _differentiable_backward
-        else:
-            run = _implementation(gates).backward
+        run = _backward_for(d_states, d_final_state) or _implementation(gates).backward
         d_gates, d_tokens, d_initial_state = run(
             gates, states, initial_state, cu_seqlens, d_states, d_final_state, ctx.tokens_dtype,
             ctx.dim, ctx.reverse, ctx.log_gates, tuple(ctx.needs_input_grad[:3]),
@@ -227,9 +238,55 @@ class _Scan(torch.autograd.Function):
         return output, (0, int(packed) if want_final else None)
 
 
+def _backward_for(d_states: Tensor | None, d_final_state: Tensor | None) -> Callable[..., Any] | None:
+    """What computes gradients here; None where an eager first derivative is all that is asked for."""
+    if torch.compiler.is_compiling():  # compiled autograd
+        return _traced_backward
+    if (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        # Inside a dual level what was saved, or what arrives, may carry tangents.
+        or torch.autograd.forward_ad._current_level >= 0
+        or (d_states is not None and _is_batched(d_states))
+        or (d_final_state is not None and _is_batched(d_final_state))
+    ):
+        return _differentiable_backward
+    return None
+
+
+class _Repeat(torch.autograd.Function):
+    """`_Scan` of an eager call that is known: fewer arguments, and no forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, tokens: Tensor, call: repeated.Call) -> tuple[Tensor, Tensor | None]:
+        states, final_state = repeated.forward(call, gates, tokens)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gates, states)
+        return states, final_state
+
+    @staticmethod
+    def backward(
+        ctx: Any, d_states: Tensor | None, d_final_state: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        gates, states = ctx.saved_tensors
+        if d_states is None and d_final_state is None:
+            return None, None, None
+        call, needs = ctx.call, ctx.needs_input_grad[:2]
+        run = _backward_for(d_states, d_final_state)
+        if run is None and d_states is not None and d_final_state is None:
+            return *repeated.backward(call, gates, states, d_states, needs), None
+        dim, reverse, log_gates, _ = call.options
+        d_gates, d_tokens, _ = (run or launch.backward)(
+            gates, states, None, None, d_states, d_final_state, call.tokens_dtype, dim, reverse, log_gates,
+            (*needs, False),
+        )  # fmt: skip
+        return d_gates, d_tokens, None
+
+
 # `_Scan.apply` where no transform is active, without its look at the signature of `forward`, which takes longer than
 # all else in a call of a small scan.
-_apply = super(torch.autograd.Function, _Scan).apply
+_apply = super(torch.autograd.Function, _Scan).apply  # pyright: ignore[reportAttributeAccessIssue]
 _alive = torch._C._functorch.unwrap_if_dead  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scan import launch, linear_scan, tuning
+from scan import cpu, launch, linear_scan, ops, repeat, tuning
 from tests.scan.budget import assert_within, expected
 from tests.scan.cases import Case, Inputs, bits, draw, grid, laid_out
 from tests.scan.runs import run
@@ -101,7 +101,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Kernel]:
     from scan.kernels import grouped, packed_table
 
     monkeypatch.setattr(launch, "_plans", {})
-    monkeypatch.setattr(launch, "_calls", {})
     stand_ins = {}
     for module, name in ((grouped, "forward"), (grouped, "backward"), (packed_table, "mark_sequences")):
         stand_ins[name] = _Kernel(getattr(module, name))
@@ -158,6 +157,94 @@ def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, _Kernel]) ->
     assert (len(forward.bound), len(backward.bound)) == (len(cases) - 3, len(cases) - 1)
     _launches(base, draw(base), (True, False, True))
     assert len(backward.bound) == len(cases)
+
+
+def test_a_known_call_launches_what_an_unknown_one_does(
+    kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeat, "_calls", {})
+    for dim, reverse, want_final in itertools.product((-1, -2), (False, True), (False, True)):
+        options = repeat.Options(dim, reverse, False, want_final)
+        gates, tokens, d_states = (torch.rand(2, 3, 32) for _ in range(3))
+        for _ in range(2):
+            # The first call binds, the second finds its launch kept.
+            assert repeat.known(gates, tokens, options) is None
+            states, final_state = repeat.first(gates, tokens, options)
+        call = repeat.known(gates, tokens, options)
+        assert call is not None
+        states_again, final_again = repeat.forward(call, gates, tokens)
+        assert (states_again.shape, states_again.stride()) == (states.shape, states.stride())
+        assert (final_state is None) is (final_again is None) is (not want_final)
+        for needs in ((True, True), (True, False), (False, True)):
+            for _ in range(3):
+                gradients = repeat.backward(call, gates, states, d_states, needs)
+                assert tuple(g is not None for g in gradients) == needs
+        for kernel in kernels.values():
+            for bound, compiled in zip(kernel.bound, kernel.compiled, strict=True):
+                calls = compiled.calls
+                assert len(calls) == 2 and [c[0] for c in calls] == [bound[0]] * 2
+                for one, other in zip(*(arguments for _, arguments in calls), strict=True):
+                    # Inputs lie where they lay, outputs do not; all else is the same.
+                    assert type(one) is type(other) and (one == other or one & 15 == other & 15 == 0)
+            kernel.bound.clear()
+            kernel.compiled.clear()
+        # What is no such call: another kind, odd addresses, values that are not stored.
+        assert repeat.known(gates.double(), tokens, options) is None
+        assert repeat.known(gates, tokens, options._replace(log_gates=True)) is None
+        assert repeat.known(gates, tokens[..., :16], options) is None
+        odd = torch.rand(2 * 3 * 32 + 1)[1:].view(2, 3, 32)
+        assert repeat.known(gates, odd, options) is None
+        assert repeat.known(gates, torch._neg_view(tokens), options) is None
+
+
+OPTIONS = [repeat.Options(*each) for each in itertools.product((-1, -2), *[(False, True)] * 3)]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_known_call_has_every_derivative(options: repeat.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    dim, reverse, log_gates, _ = options
+
+    def backward(call: repeat.Call, g: Tensor, h: Tensor, d: Tensor, needs: tuple[bool, bool]) -> tuple[Any, ...]:
+        return cpu.backward(g, h, None, None, d, None, h.dtype, dim, reverse, log_gates, (*needs, False))[:2]
+
+    monkeypatch.setattr(repeat, "forward", lambda call, g, x: cpu.forward(g, x, None, None, *options))
+    monkeypatch.setattr(repeat, "backward", backward)
+    monkeypatch.setattr(launch, "backward", cpu.backward)
+    call: Any = repeat.Call(None, options, torch.float64, None, None, {})  # type: ignore[arg-type]
+    gates, tokens = (torch.rand(2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def scan(g: Tensor, x: Tensor) -> Any:
+        outputs = ops._Repeat.apply(g, x, call)
+        return tuple(o for o in outputs if o is not None)
+
+    assert torch.autograd.gradcheck(scan, (gates, tokens))
+    assert torch.autograd.gradgradcheck(scan, (gates, tokens))
+    assert torch.autograd.gradcheck(lambda g: scan(g, tokens.detach()), (gates,))
+    assert torch.autograd.gradcheck(lambda x: scan(gates.detach(), x), (tokens,))
+    rows = torch.autograd.grad(scan(gates, tokens)[0], (gates, tokens), torch.eye(24).view(24, 2, 4, 3).double(),
+                               is_grads_batched=True)  # fmt: skip
+    for wanted, got in zip(torch.autograd.functional.jacobian(lambda g, x: scan(g, x)[0], (gates, tokens)), rows,
+                           strict=True):  # fmt: skip
+        torch.testing.assert_close(got, wanted.reshape(24, 2, 4, 3))
+
+
+def test_the_calls_kept_are_bounded(kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeat, "_calls", {})
+    monkeypatch.setattr(repeat, "_MOST_CALLS", 3)
+    monkeypatch.setattr(repeat, "_MOST_BACKWARD", 2)
+    options = repeat.Options(-1, False, False, True)
+    for T in range(4, 40, 4):
+        x = torch.rand(3, T)
+        for _ in range(2):
+            repeat.first(x, x, options)
+        assert 0 < len(repeat._calls) <= 3
+    call = repeat.known(x, x, options)
+    assert call is not None
+    for spread in range(1, 6):
+        d_states = torch.rand(3, T * spread)[:, :T]
+        for _ in range(2):
+            repeat.backward(call, x, x, d_states, (True, True))
+        assert 0 < len(call.backward) <= 2
 
 
 def test_hooks_of_triton_are_called(kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,17 +429,36 @@ def test_layouts_for_launches_differ_in_address() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [-1, -2])
 def test_a_repeated_call_is_the_same_call(dim: int, dtype: torch.dtype, device: torch.device) -> None:
-    wide = torch.rand(3, 2, 64, 72, device=device).to(dtype)
+    start = torch.zeros(2, 64, device=device)
     for _ in range(4):
         # All of one kind, save that some lie between multiples of 16 bytes and one is stored negated.
         for shift, negated in ((0, False), (1, False), (0, True), (8, False)):
-            gates = wide[0].copy_(torch.rand_like(wide[0]))[..., shift : shift + 64]
-            tokens = wide[1].copy_(torch.randn_like(wide[1]))[..., shift : shift + 64]
+            wide = torch.rand(3, 2, 64, 72, device=device).to(dtype)
+            gates, tokens, d_states = wide[..., shift : shift + 64].unbind()
             if negated:
                 tokens = torch._neg_view(tokens)
-            states, final = linear_scan(gates, tokens, dim=dim)
-            ones = torch.zeros_like(states[..., 0] if dim == -1 else states[..., 0, :])
-            wanted, wanted_final = linear_scan(gates.clone(), tokens.clone(), ones, dim=dim)
+            leaves, again = [[t.detach().requires_grad_() for t in (gates, tokens)] for _ in range(2)]
+            states, final = linear_scan(*leaves, dim=dim)
+            # An initial state, though of zeros, is never repeated.
+            wanted, wanted_final = linear_scan(*again, start, dim=dim)
             assert torch.equal(states, wanted) and torch.equal(final, wanted_final)
+            assert torch.equal(linear_scan(gates, tokens, dim=dim).states, wanted)
+            for got, exact in zip(
+                torch.autograd.grad(states, leaves, d_states), torch.autograd.grad(wanted, again, d_states), strict=True
+            ):
+                assert torch.equal(got, exact)
     with pytest.raises(ValueError, match="same shape"):
         linear_scan(gates, tokens[..., :32], dim=dim)
+
+
+@pytest.mark.gpu
+def test_a_repeated_call_has_every_derivative(device: torch.device) -> None:
+    gates, tokens = (torch.rand(2, 16, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2))
+    for _ in range(3):
+        linear_scan(gates, tokens)[0].sum().backward()
+    assert torch.autograd.gradcheck(lambda g, x: tuple(linear_scan(g, x)), (gates, tokens))
+    assert torch.autograd.gradgradcheck(lambda g, x: tuple(linear_scan(g, x)), (gates, tokens))
+    final = torch.autograd.grad(linear_scan(gates, tokens).final_state.sum(), (gates, tokens))
+    last = torch.autograd.grad(linear_scan(gates, tokens).states[..., -1].sum(), (gates, tokens))
+    for one, other in zip(final, last, strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,42 @@
+"""Which rows a program has, where they begin, and how far memory goes on behind them."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def own_rows(C, n_rows, R: tl.constexpr, CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr):
+    """Batch entry, channel and number of each row of this program, and which of them exist: `[R, 1]` or scalar."""
+    i = tl.arange(0, R)[:, None].to(tl.int64)
+    if CHANNELS_LAST:
+        blocks = tl.cdiv(C, R)
+        b = (tl.program_id(0) // blocks).to(tl.int64)
+        c = (tl.program_id(0) % blocks).to(tl.int64) * R + i
+        rows = c < C
+        row = b * C + c
+    else:
+        row = tl.program_id(0).to(tl.int64) * R + i
+        rows = row < n_rows
+        b = row // C
+        c = row % C
+    if EVEN_ROWS:
+        rows = tl.full([R, 1], 1, tl.int1)
+    return b, c, row, rows
+
+
+@triton.jit
+def row_offset(b, c, row, b_stride, c_stride, FLAT: tl.constexpr, UNIT: tl.constexpr):
+    """Where a row begins; simply `row` strides in where one stride serves batch entries and channels (FLAT)."""
+    if UNIT:
+        return b * b_stride + c
+    elif FLAT:
+        return row * c_stride
+    else:
+        return b * b_stride + c * c_stride
+
+
+@triton.jit
+def steps_behind(base, rows, b_stride, c_stride, C, n_rows, V: tl.constexpr):
+    """How many steps can be read behind the last of any row of this program before memory may end; V at most."""
+    last_row = (n_rows // C - 1).to(tl.int64) * b_stride + (C - 1).to(tl.int64) * c_stride
+    return tl.min(tl.min(tl.where(rows, tl.minimum(last_row - base, V), V), 1), 0).to(tl.int32)

@@ -1,0 +1,141 @@
+"""The scan of a tile: N groups of V neighbouring steps, held as V columns `[R, N]` in scan order.
+
+Each group composes its steps into one map (product of gates, state from zero), a parallel scan over the maps of all
+groups gives the state before each (Blelloch 1990, section 1.4: a recurrence is a scan of its coefficient pairs), and
+each group runs the recurrence once more from there, in the order of the definition.
+
+Packed sequences are one line with resets. A reset selects; a gate of zero would not do, since 0 * Inf is NaN.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def compose(gate_l, state_l, gate_le, state_le, gate_r, state_r, gate_re, state_re):
+    """The map of the left groups, then that of the right ones; beside it (e) the same without the last group."""
+    return gate_l * gate_r, state_l * gate_r + state_r, gate_l * gate_re, state_l * gate_re + state_re
+
+
+@triton.jit
+def enter(gate, state, before):
+    """State after a map that starts from `before`, where a gate of NaN is a reset: it forgets what was before.
+
+    A NaN gate in the data means the same, since `state` is then NaN itself; and no product of gates loses the mark.
+    """
+    return tl.where(gate != gate, state, before * gate + state)
+
+
+@triton.jit
+def compose_with_resets(gate_l, state_l, gate_le, state_le, gate_r, state_r, gate_re, state_re):
+    """`compose` of maps that may be resets."""
+    return gate_l * gate_r, enter(gate_r, state_r, state_l), gate_l * gate_re, enter(gate_re, state_re, state_l)
+
+
+@triton.jit
+def enter_groups(gate, state, carry, PACKED: tl.constexpr):
+    """State before each group `[R, N]`, from the groups' maps and the state before the tile `[R, 1]`."""
+    one = tl.full(gate.shape, 1.0, gate.dtype)
+    zero = tl.zeros(gate.shape, gate.dtype)
+    if PACKED:
+        _, _, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose_with_resets)
+        return enter(gate, state, carry)
+    else:
+        _, _, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose)
+        return state + gate * carry
+
+
+@triton.jit
+def leave_tile(value, carry, left, V: tl.constexpr, DESCENDING: tl.constexpr):
+    """The value after the last step of a tile, `[R, N]` to `[R, 1]`, where `left` steps are left of an ascending row.
+
+    Taken from the group that holds that step: behind it the parallel scan rounds in another order. A row of which
+    nothing is left keeps its `carry`.
+    """
+    N: tl.constexpr = value.shape[1]
+    last = N - 1
+    if not DESCENDING:
+        last = tl.minimum(N - 1, (left - 1) // V)
+    left_over = tl.sum(tl.where(tl.arange(0, N)[None, :] == last, value, 0.0), 1)[:, None]
+    if DESCENDING:
+        return left_over
+    else:
+        return tl.where(left > 0, left_over, carry)
+
+
+@triton.jit
+def exponentials(logs, V: tl.constexpr, LOG: tl.constexpr):
+    """Gates as loaded, or from their logarithms."""
+    if LOG:
+        gates = ()
+        for k in tl.static_range(V):
+            gates = gates + (tl.exp(logs[k]),)
+        return gates
+    else:
+        return logs
+
+
+@triton.jit
+def scan_tile(g, x, carry, V: tl.constexpr):
+    """States of a tile in scan order, from the state before it `[R, 1]`; the last column is those after each group."""
+    state = x[0]
+    gate = g[0]
+    for k in tl.static_range(1, V):
+        state = g[k] * state + x[k]
+        gate = gate * g[k]
+    h = enter_groups(gate, state, carry, False)
+    states = ()
+    for k in tl.static_range(V):
+        h = g[k] * h + x[k]
+        states = states + (h,)
+    return states
+
+
+@triton.jit
+def scan_packed_tile(g, x, carry, first_bits, first, before, V: tl.constexpr):
+    """`scan_tile` where sequences begin: `before` are the states before their `first` steps."""
+    state = g[0] * (0.0 if before is None else tl.where(first[0], before[0], 0.0)) + x[0]
+    gate = g[0]
+    for k in tl.static_range(1, V):
+        state = g[k] * tl.where(first[k], 0.0 if before is None else before[k], state) + x[k]
+        gate = gate * g[k]
+    h = enter_groups(tl.where(first_bits != 0, float("nan"), gate), state, carry, True)
+    states = ()
+    for k in tl.static_range(V):
+        h = g[k] * tl.where(first[k], 0.0 if before is None else before[k], h) + x[k]
+        states = states + (h,)
+    return states
+
+
+@triton.jit
+def scan_tile_backward(g, d, carry, V: tl.constexpr):
+    """Gradients of tokens of a tile in scan order, and what flows out of each group, from what flows into the tile."""
+    gate = g[0]
+    d_x = d[0]
+    for k in tl.static_range(1, V):
+        d_x = g[k - 1] * d_x + d[k]
+        gate = gate * g[k]
+    u = enter_groups(gate, g[V - 1] * d_x, carry, False)
+    d_tokens = ()
+    for k in tl.static_range(V):
+        d_x = u + d[k]
+        u = g[k] * d_x
+        d_tokens = d_tokens + (d_x,)
+    return d_tokens, u
+
+
+@triton.jit
+def scan_packed_tile_backward(g, d, carry, first_bits, first, begin, V: tl.constexpr):
+    """`scan_tile_backward` where sequences are entered: `begin` are the gradients at their `first` steps."""
+    gate = g[0]
+    d_x = begin[0]
+    for k in tl.static_range(1, V):
+        d_x = tl.where(first[k], begin[k], g[k - 1] * d_x + d[k])
+        gate = gate * g[k]
+    u = enter_groups(tl.where(first_bits != 0, float("nan"), gate), g[V - 1] * d_x, carry, True)
+    d_tokens = ()
+    for k in tl.static_range(V):
+        d_x = tl.where(first[k], begin[k], u + d[k])
+        u = g[k] * d_x
+        d_tokens = d_tokens + (d_x,)
+    return d_tokens, u
