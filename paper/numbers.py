@@ -91,8 +91,8 @@ def _range(prefix: str, rows: pd.DataFrame, column: str, digits: int | None = 2)
     return numbers
 
 
-def _machine(prefix: str, machine: Machine, rows: pd.DataFrame) -> list[Number]:
-    """The machine, its software and the sizes, as the records name them."""
+def _machine(prefix: str, machine: Machine, rows: pd.DataFrame, run: pd.DataFrame) -> list[Number]:
+    """The machine, its software and the sizes of some rows, and how many cases the `run` that they are of had."""
     first = (_source(rows.iloc[0]),)
     numbers = [Number(f"{prefix}.name", escape(machine.title), first)]
     for word in ("driver", "cuda", "torch", "triton", "python", "commit"):
@@ -103,13 +103,13 @@ def _machine(prefix: str, machine: Machine, rows: pd.DataFrame) -> list[Number]:
         values = sorted(set(rows.loc[rows[word] > 0, word])) or [0]
         for name, value in (("least", values[0]), ("greatest", values[-1])):
             numbers.append(Number(f"{prefix}.{word}.{name}", str(value), first))
-    stamps = sorted(datetime.fromisoformat(stamp) for stamp in set(rows["measured_at"].dropna()))
+    stamps = sorted(datetime.fromisoformat(stamp) for stamp in set(run["measured_at"].dropna()))
     gaps = [(after - before).total_seconds() for before, after in pairwise(stamps)]
     working = sum(gap for gap in gaps if gap < LONGEST_CASE_S)
     if working:
         source = ("the measured_at of the same records",)
         numbers.append(Number(f"{prefix}.minutes", significant(working / 60, 2), source))
-    numbers.append(Number(f"{prefix}.cases", str(rows["case_id"].nunique()), ("their case_id",)))
+    numbers.append(Number(f"{prefix}.cases", str(run["case_id"].nunique()), ("their case_id",)))
     return numbers
 
 
@@ -118,7 +118,9 @@ def _speed(measurements: Measurements) -> list[Number]:
     if machine is None:
         return []
     rows = measurements.of(machine, "speed")
-    numbers = _machine("speed", machine, rows)
+    everything = measurements.rows
+    run = everything[(everything["machine"] == machine) & (everything["stem"] == "speed")]
+    numbers = _machine("speed", machine, rows, run)
     for (level, mode, dtype, provider), group in rows.groupby(["level", "mode", "dtype", "provider"], sort=True):
         group = group[group["status"] == "ok"]
         prefix = f"speed.{level}.{mode}.{dtype}.{provider}"
@@ -172,7 +174,7 @@ def _packing(measurements: Measurements) -> list[Number]:
     if machine is None:
         return []
     rows = measurements.of(machine, "packing")
-    numbers = _machine("packing", machine, rows)
+    numbers = _machine("packing", machine, rows, rows)
     right = rows[rows["status"] == "ok"]
     for (mode, dtype, provider), group in right[right["level"] == "kernel"].groupby(["mode", "dtype", "provider"]):
         if provider != "roofline":
@@ -194,7 +196,7 @@ def _precision(measurements: Measurements) -> list[Number]:
     if machine is None:
         return []
     rows = measurements.of(machine, "precision")
-    numbers = _machine("precision", machine, rows)
+    numbers = _machine("precision", machine, rows, rows)
     for (gates, dtype, provider), group in rows.groupby(["gates", "dtype", "recorded_as"], sort=True):
         for quantity in style.QUANTITIES:
             sound = group[~group[f"{quantity}_wrong"] & ~group[f"{quantity}_failed"]]
@@ -230,7 +232,7 @@ def _cpu(measurements: Measurements) -> list[Number]:
     if not machines:
         return []
     rows = measurements.of(machines[0], "speed")
-    return _machine("cpu", machines[0], rows)
+    return _machine("cpu", machines[0], rows, rows)
 
 
 def _references(floats: Mapping[str, Iterable[Float]]) -> dict[str, str]:

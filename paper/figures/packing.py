@@ -56,5 +56,6 @@ def _fractions(machine: Machine, rows: pd.DataFrame, folder: Path) -> Float:
 
 
 def _label(lengths: str) -> str:
-    """The lengths in short lines, because four of them stand side by side."""
-    return lengths.replace("x", "×").replace("+", "\n+").replace("..", "\n..")
+    """The lengths in two short lines or more, because four of them stand side by side; alike, so that they align."""
+    label = lengths.replace("x", "×").replace("+", "\n+").replace("..", "\n..")
+    return label if "\n" in label else f"{label}\n "
