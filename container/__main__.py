@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ VERBS = {
     "smoke": "say in a minute whether this machine can reproduce",
     "bash": "open a shell, or run what its arguments say",
 }
+HELP = ("help", "--help", "-h")
 WRITING = ("reproduce", "experiments")
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 
@@ -86,10 +88,19 @@ def commands(verb: str, arguments: Sequence[str], gpu: bool) -> list[list[str]]:
 
 def start(verb: str, arguments: Sequence[str]) -> int:
     """Check what the verb needs, say what was found, run it; the exit status."""
+    listed = "\n".join(f"  {name:<12}{what}" for name, what in VERBS.items())
+    if verb in HELP:
+        print(f"The verbs of this image:\n{listed}")
+        return 0
     if verb not in VERBS:
-        listed = "\n".join(f"  {name:<12}{what}" for name, what in VERBS.items())
         raise NotPossible(f"{verb!r} is no verb of this image; its verbs are:\n{listed}")
-    note = prepare_home(os.environ, Path(tempfile.gettempdir()))
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise NotPossible(
+            "No folder for temporary files can be written: add --tmpfs /tmp:exec to docker run."
+        ) from None
+    note = prepare_home(os.environ, temporary)
     if note:
         print(note, flush=True)
     if verb == "bash":
@@ -105,7 +116,9 @@ def start(verb: str, arguments: Sequence[str]) -> int:
     statuses = [subprocess.run(command, check=False).returncode for command in commands(verb, arguments, bool(gpu))]
     if verb in WRITING:
         print(where(OUTPUTS, verb), flush=True)
-    return next((status for status in statuses if status), 0)
+    status = next((status for status in statuses if status), 0)
+    # What a signal ended has its number negative here, and shells and Docker say 128 more than it.
+    return status if status >= 0 else 128 - status
 
 
 def no_gpu(verb: str, arguments: Sequence[str]) -> str:
@@ -136,11 +149,18 @@ def _is_known(uid: int) -> bool:
     return True
 
 
+def end_when_stopped() -> None:
+    """Handle docker stop: the first process of a container is not ended by a signal that it leaves alone."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def main(words: Sequence[str]) -> int:
-    """Run the verb; 2 where it was called wrongly, 3 where the machine cannot run it."""
+    """Run the verb; 2 where it was called wrongly, 3 where the machine cannot run it, 128 and more after a signal."""
     verb, *arguments = words or ["reproduce"]
     try:
         return start(verb, arguments)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except NotPossible as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -150,4 +170,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_when_stopped()
     sys.exit(main(sys.argv[1:]))

@@ -270,6 +270,19 @@ def test_nowhere_to_write_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_system_without_a_folder_to_write_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(entry.tempfile, "gettempdir", nowhere)
+    assert entry.main(["reproduce"]) == 2
+    assert capsys.readouterr().err == (
+        "error: No folder for temporary files can be written: add --tmpfs /tmp:exec to docker run.\n"
+    )
+
+
 def test_outputs_that_cannot_be_written_are_answered_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -327,6 +340,24 @@ def test_the_first_failure_is_the_exit_status(tmp_path: Path, monkeypatch: pytes
     assert entry.main(["test"]) == 5
 
 
+@pytest.mark.parametrize(
+    ("ending", "wanted"),
+    [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("os.kill(os.getppid(), 15); time.sleep(30)", 143),
+     ("os.kill(os.getppid(), 2); time.sleep(30)", 130)],
+    ids=["exit", "killed", "docker stop", "Ctrl-C"],
+)  # fmt: skip
+def test_the_exit_status_after_a_signal(tmp_path: Path, ending: str, wanted: int) -> None:
+    """In a process of its own, which gets the signals. What the verb runs is replaced, not how."""
+    (tmp_path / "verb.py").write_text(f"import os, sys, time\n{ending}\n")
+    script = (
+        "import sys; from container import __main__ as entry; entry.driver_library = lambda: None\n"
+        f"entry.commands = lambda *_: [[sys.executable, {str(tmp_path / 'verb.py')!r}]]\n"
+        "entry.end_when_stopped(); sys.exit(entry.main(['smoke']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (wanted, "")
+
+
 def test_without_a_gpu_it_says_what_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -347,6 +378,12 @@ def test_results_without_a_volume_are_said_to_be_lost(tmp_path: Path, monkeypatc
     mounted = f"Outside of the container: records are in the folder that is mounted at {tmp_path}"
     assert entry.where(tmp_path, "experiments") == f"{mounted}."
     assert entry.where(tmp_path, "reproduce") == f"{mounted}; figures, tables and the PDF are in its folder paper."
+
+
+@pytest.mark.parametrize("word", entry.HELP)
+def test_help_lists_the_verbs(word: str, capsys: pytest.CaptureFixture) -> None:
+    assert entry.main([word]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list(entry.VERBS)
 
 
 def test_an_unknown_verb_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
