@@ -14,7 +14,7 @@
       latex = pkgs.texlive.combine {
         inherit (pkgs.texlive) scheme-small latexmk collection-latexrecommended collection-fontsrecommended;
       };
-      plotting = pkgs.python312.withPackages (packages: [ packages.matplotlib packages.pandas ]);
+      plotting = pkgs.python312.withPackages (packages: [ packages.matplotlib packages.pandas packages.pyyaml ]);
 
       # gcc: Triton and torch.compile call it when they run.
       tools = [ pkgs.python312 pkgs.uv pkgs.gcc pkgs.gnumake pkgs.git latex ];
@@ -98,7 +98,11 @@
 
       checks.${system} = {
         dockerfile = check "dockerfile" [ pkgs.hadolint ] "hadolint ${self}/Dockerfile && touch $out";
-        workflows = check "workflows" [ pkgs.actionlint ] "actionlint ${self}/.github/workflows/*.yml && touch $out";
+        # Outside of a Git repository actionlint does not look for its configuration.
+        workflows = check "workflows" [ pkgs.actionlint ] ''
+          actionlint -config-file ${self}/.github/actionlint.yaml ${self}/.github/workflows/*.yml
+          touch $out
+        '';
         paper = check "paper" [ plotting latex ] ''
           cd ${self}
           export HOME=$TMPDIR MPLCONFIGDIR=$TMPDIR PYTHONDONTWRITEBYTECODE=1

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FLAKE = (ROOT / "flake.nix").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
 LOCKED = json.loads((ROOT / "flake.lock").read_text())["nodes"]["nixpkgs"]
 
 # Stands for nixpkgs: packages are names, and whatever takes packages forces every one of them.
@@ -33,7 +35,7 @@ STUB = """
         combine = parts: forced "texlive" (builtins.attrValues parts) "";
       };
       python312 = named "python3.12" // {
-        withPackages = choose: forced "python3.12-env" (choose (listed [ "matplotlib" "pandas" ])) "";
+        withPackages = choose: forced "python3.12-env" (choose (listed [ "matplotlib" "pandas" "pyyaml" ])) "";
       };
       mkShell = { packages, shellHook }:
         forced "shell" packages shellHook // { listed = map (package: package.name) packages; hook = shellHook; };
@@ -139,3 +141,21 @@ def test_its_commands_are_verbs_of_the_makefile() -> None:
     assert verbs == ["reproduce", "test"]
     for verb in verbs:
         assert re.search(rf"^{verb}:", makefile, re.M)
+
+
+def test_check_of_the_paper_has_what_the_paper_imports() -> None:
+    from importlib.metadata import packages_distributions
+
+    found = re.search(r"withPackages \(packages: \[ (.*?) \]\)", FLAKE)
+    assert found
+    given = {name.removeprefix("packages.") for name in found[1].split()}
+    imported = set()
+    for file in (ROOT / "paper").rglob("*.py"):
+        for line in re.findall(r"^\s*(?:import|from) (\w+)", file.read_text(), re.M):
+            imported |= {name.lower() for name in packages_distributions().get(line, [])}
+    assert imported - {PROJECT} == given
+
+
+def test_check_of_the_workflows_names_their_configuration() -> None:
+    (found,) = re.findall(r"-config-file \$\{self\}/(\S+)", FLAKE)
+    assert (ROOT / found).is_file()
