@@ -299,9 +299,8 @@ def _configure(
     constants |= {"DESCENDING": descending, "LOG": log_gates, "CHANNELS_LAST": channels_last, "EVEN": even}
     constants["WHOLE"] = even and sizes.T % (config.groups * V) == 0
     constants["EVEN_ROWS"] = (sizes.C if channels_last else sizes.rows) % config.rows == 0
-    # Rows that begin anywhere: groups are counted from a boundary of 128 bytes, so that a warp's accesses are aligned.
-    line = V if sizes.T + V - 1 <= config.groups * V else max(V, 128 // itemsize)
-    constants |= {"LINE": line, "ONE_TILE": sizes.T + (0 if even else line - 1) <= config.groups * V}
+    line = _line(states, sizes, config, even, constants["WHOLE"])
+    constants |= {"LINE": line, "ONE_TILE": sizes.T + line - 1 <= config.groups * V}
     constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
     constants["STATE"] = tl.float64 if accumulate == torch.float64 else tl.float32
     constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
@@ -375,6 +374,20 @@ _LABELS = {
     "forward": ("GATES", "TOKENS", "STATES"),
     "backward": ("GATES", "STATES", "D_STATES", "D_GATES", "D_TOKENS"),
 }
+
+
+def _line(states: Axes, sizes: Sizes, config: tuning.Tile, even: bool, whole: bool) -> int:
+    """From multiples of how many steps in memory the groups of a row are counted; 1: from the beginning of the row.
+
+    Counted from a boundary of 128 bytes, a warp's accesses to rows that begin anywhere meet whole lines.
+    """
+    V = config.width
+    line = max(V, 128 // states.tensor.element_size())
+    if whole or (even and (states.t != 1 or (states.b % line == 0 and states.c % line == 0))):
+        return 1
+    if sizes.T + V - 1 <= config.groups * V:
+        return 1 if even else V
+    return line
 
 
 def _same_phase(a: Axes, states: Axes, V: int) -> bool:

@@ -100,7 +100,7 @@ def load_columns(row, tile, other, outside, V: tl.constexpr, VECTOR: tl.constexp
         if not EVEN:
             inside = rows & (position + V > 0) & (position + V <= T + spare)
         elif not WHOLE:
-            inside = rows & (position < T)
+            inside = rows & (position >= 0) & (position < T)
         values = tl.load(at + start, mask=tl.broadcast_to(inside[:, :, None], at.shape), other=outside)
         columns = split_columns(values.to(dtype), V)
     else:
@@ -154,7 +154,7 @@ def store_columns(row, tile, edge, columns, V: tl.constexpr, VECTOR: tl.constexp
         if not EVEN:
             whole = rows & (position >= 0) & (position + V <= T)
         elif not WHOLE:
-            whole = rows & (position < T)
+            whole = rows & (position >= 0) & (position < T)
         values = join_columns(columns, V).to(dtype)
         tl.store(at + start, values, mask=tl.broadcast_to(whole[:, :, None], at.shape))
         if not EVEN:
@@ -194,16 +194,23 @@ def load_bits(words_ptr, start, first_step, BLOCK: tl.constexpr, V: tl.constexpr
 
 
 @triton.jit
-def holds_end(words_ptr, n_words, start, BLOCK: tl.constexpr):
-    """Whether a sequence begins or ends in the tile of BLOCK steps at `start`: one byte for each 256 steps, none 0."""
+def holds_end(words_ptr, n_words, start, BLOCK: tl.constexpr, EARLIER: tl.constexpr):
+    """Whether a sequence begins or ends in the tile of BLOCK steps at `start`, of which some rows have an EARLIER part.
+
+    One byte for each 256 steps says so.
+    """
     flags = words_ptr + 2 * n_words + 2
+    first = flags.to(tl.pointer_type(tl.int8), bitcast=True)
     if BLOCK == 256:
-        flags = flags.to(tl.pointer_type(tl.int8), bitcast=True)
+        flags = first
     elif BLOCK == 512:
         flags = flags.to(tl.pointer_type(tl.int16), bitcast=True)
     elif BLOCK == 2048:
         flags = flags.to(tl.pointer_type(tl.int64), bitcast=True)
-    return tl.load(flags + start // BLOCK) != 0
+    holds = tl.load(flags + start // BLOCK) != 0
+    if EARLIER:
+        holds |= tl.load(first + tl.maximum(start // 256 - 1, 0)) != 0
+    return holds
 
 
 @triton.jit

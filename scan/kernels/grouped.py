@@ -62,7 +62,8 @@ def forward(
     # Tiles in which no sequence begins or ends need no resets. (Backward would need too many registers for both.)
     QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
     # Gates of groups outside the row: what comes before a row in scan order passes a state on, if there is one.
-    OUTSIDE: tl.constexpr = 1.0 if DESCENDING and not LOG and not PACKED and initial_ptr is not None else 0.0
+    BEFORE: tl.constexpr = initial_ptr is not None and not PACKED and (DESCENDING or LINE > 1)
+    OUTSIDE: tl.constexpr = 1.0 if BEFORE and not LOG else 0.0
     b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
     tokens_base = row_offset(b, c, row, tokens_b, tokens_c, FLAT, CHANNELS_LAST and TOKENS_VECTOR)
@@ -78,13 +79,14 @@ def forward(
     phase = 0
     spare = V
     tiles = tl.cdiv(T, BLOCK)
-    if not EVEN:
+    if LINE > 1:
         phase = (states_base % LINE).to(TIME)
+        tiles = tl.cdiv(T + LINE - 1, BLOCK)
+    if not EVEN:
         spare = tl.minimum(
             steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V),
             steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V),
         )
-        tiles = tl.cdiv(T + LINE - 1, BLOCK)
     if ONE_TILE:
         tiles = 1
     first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
@@ -123,7 +125,7 @@ def forward(
         if PACKED:
             resets = True
             if QUICK:
-                resets = holds_end(words_ptr, n_words, start, BLOCK)
+                resets = holds_end(words_ptr, n_words, start, BLOCK, LINE > 1)
             if resets:
                 first = bit_columns(first_bits, V, DESCENDING)
                 before = None
@@ -185,7 +187,8 @@ def backward(
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
     # Gates of groups outside the row: what comes before a row in scan order passes a state on, if there is one.
-    OUTSIDE: tl.constexpr = 1.0 if DESCENDING and not LOG and not PACKED and d_final_ptr is not None else 0.0
+    BEFORE: tl.constexpr = d_final_ptr is not None and not PACKED and (DESCENDING or LINE > 1)
+    OUTSIDE: tl.constexpr = 1.0 if BEFORE and not LOG else 0.0
     b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, CHANNELS_LAST and STATES_VECTOR)
@@ -203,14 +206,15 @@ def backward(
     phase = 0
     spare = V
     tiles = tl.cdiv(T, BLOCK)
-    if not EVEN:
+    if LINE > 1:
         phase = (states_base % LINE).to(TIME)
+        tiles = tl.cdiv(T + LINE - 1, BLOCK)
+    if not EVEN:
         spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
         if d_gates_ptr is not None:
             spare = tl.minimum(spare, steps_behind(states_base, rows, states_b, states_c, C, n_rows, V))
         if d_states_ptr is not None:
             spare = tl.minimum(spare, steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V))
-        tiles = tl.cdiv(T + LINE - 1, BLOCK)
     if ONE_TILE:
         tiles = 1
     first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike

@@ -179,6 +179,9 @@ def test_every_configuration_alone(
         (steps, False, None),
         (2 * steps - 9, False, None),
         (2 * steps - 9, True, None),
+        # Whole groups, whose rows begin anywhere in a line of memory.
+        (steps + 3 * tile.width, False, None),
+        (steps + 3 * tile.width, True, (steps - 1, 0, 1, 2)),
         (steps + 3, True, None),
         (steps + 3, False, (steps - 1, 0, 1, 2)),
     ):
