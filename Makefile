@@ -20,13 +20,26 @@ help: ## list the verbs
 reproduce: $(ready) ## measure what suits this machine, then build figures, tables and the paper
 	$(PY) -m experiments.reproduce
 
-# Two processes, because one with Triton's interpreter cannot compile; tests/conftest.py says more.
-test: $(ready) ## run the tests, and again with kernels in Triton's interpreter those that compute
+# One process with Triton's interpreter, which cannot compile, and one without; tests/conftest.py says more. Kernels are
+# compiled by the Triton that is there and, where that is another, by the oldest, which only a process of its own sees.
+oldest := $(shell sed -n 's/^triton==//p' requirements/codegen.txt)
+has_oldest = $(PY) -c "import sys, triton._C.libtriton; sys.exit(triton.__version__ != '$(oldest)')" 2>/dev/null
+test: export older = $(CURDIR)/build/triton-$(oldest)
+test: $(ready) ## run the tests, again in Triton's interpreter those that compute, and compile with the oldest Triton
 	@mkdir -p build; failed=0; \
 	env -u TRITON_INTERPRET $(PY) -m pytest -n 2 | tee build/test-all.log || failed=1; \
 	TRITON_INTERPRET=1 $(PY) -m pytest -n 2 -m "device or interpreter" | tee build/test-interpreter.log || failed=1; \
+	if $(has_oldest); then \
+	  echo "among all tests, which have it" > build/test-codegen.log; \
+	elif PYTHONPATH="$$older" $(has_oldest) || { rm -rf "$$older" && $(PY) -m pip install --quiet --no-deps \
+	  --target "$$older" --requirement requirements/codegen.txt && PYTHONPATH="$$older" $(has_oldest); }; then \
+	  PYTHONPATH="$$older" env -u TRITON_INTERPRET $(PY) -m pytest -n 2 -m codegen | tee build/test-codegen.log || failed=1; \
+	else \
+	  echo "could not be installed" > build/test-codegen.log; failed=1; \
+	fi; \
 	echo "all tests:      $$(tail -n 1 build/test-all.log)"; \
 	echo "in interpreter: $$(tail -n 1 build/test-interpreter.log)"; \
+	echo "Triton $(oldest):   $$(tail -n 1 build/test-codegen.log)"; \
 	exit $$failed
 
 lint: $(ready) ## check style, types and who imports whom
