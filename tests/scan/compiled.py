@@ -21,7 +21,8 @@ class Code(NamedTuple):
     name: str
     text: str  # PTX, or AMD's assembly
     registers: int
-    spilled: int  # bytes of stack and local memory; on AMD registers
+    spilled: int  # bytes of memory for what found no register
+    scans: int  # parallel scans, whatever they become
     warps: int
     amd: bool
 
@@ -110,13 +111,15 @@ def code_of(target: str, call: Callable[[], object]) -> list[Code]:
 
 def _code(kernel: Any) -> Code:
     name, warps = kernel.metadata.name, kernel.metadata.num_warps
+    scans = kernel.asm["ttgir"].count('"tt.scan"')
     if "ptx" not in kernel.asm:
         text = kernel.asm["amdgcn"]
         (registers,) = re.findall(r"\.vgpr_count: +(\d+)", text)
-        spilled = sum(int(n) for n in re.findall(r"\.[sv]gpr_spill_count: +(\d+)", text))
-        return Code(name, text, int(registers), spilled, warps, True)
+        # Scalar registers are spilled to lanes of vector registers, which is no memory.
+        (spilled,) = re.findall(r"\.private_segment_fixed_size: +(\d+)", text)
+        return Code(name, text, int(registers), int(spilled), scans, warps, True)
     usage = _resources(kernel.asm["cubin"])
-    return Code(name, kernel.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], warps, False)
+    return Code(name, kernel.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], scans, warps, False)
 
 
 def _resources(cubin: bytes) -> dict[str, int]:

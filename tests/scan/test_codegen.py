@@ -6,7 +6,7 @@ Each kernel is compiled through `scan.launch`, with the configurations, constant
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import pytest
@@ -19,40 +19,43 @@ from tests.scan.compiled import TARGETS, Code, code_of
 triton = pytest.importorskip("triton", reason="compiles Triton's kernels")
 pytestmark = pytest.mark.codegen
 
-# A scan of pairs (gate, state) that also yields the prefix before each pair combines 4 values; within a warp of 32 it
-# takes 5 rounds, so 20 shuffles for each pair that a thread holds. Another 8 bring what lies across warps, or across
-# the pairs of a thread. The state after a tile comes out of one sum over a warp: 5 rounds, and 3 to spread it.
-SHUFFLES_A_PAIR, SHUFFLES_A_TILE = 28, 8
-# The parts of a scan in different warps meet twice in shared memory, the carry once more, and a pipeline of loads waits
-# before and after each tile; each meeting is one barrier to write and one to read. Where final states of sequences are
-# stored, each of up to 8 columns may change its layout on the way, with two more.
-BARRIERS, BARRIERS_FINAL = 12, 28
-# 16 warps fit on a multiprocessor of 65,536 registers; packed tiles and tiles of channels trade warps for work.
-REGISTERS, REGISTERS_MOST = 128, 255
 LANES = {target: lanes for target, (_, _, lanes) in TARGETS.items()}
-# Where the tables were not measured, a few registers may be spilled: in bytes, and on AMD in registers, of which its
-# pipelined loops keep most in memory before Triton 3.7.
-SPILLED = {"sm_100": 16, "gfx942": 32 if triton.__version__ >= "3.7" else 2048}
+OLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
+
+# 16 warps fit on a multiprocessor of 65,536 registers with 128 each, 12 with 168; tiles of channels trade warps for
+# work.
+REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
+# Bytes that may be spilled where the tables were not measured: one address, stored and loaded once, where ptxas gives a
+# register for another warp.
+SPILLED_ELSEWHERE = 8
+# A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
+SPILLED_THIN = 8192
+# Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: where they
+# hold whole rows of 2 bytes, backward, or forward with the final states of sequences.
+TWICE = {tuning.Tile(1, 32, 8, 1), tuning.Tile(1, 64, 8, 1), tuning.Tile(1, 256, 8, 4)} if OLD else set()
 
 
 class Kernel(NamedTuple):
-    """One launch: `[4, 2, T]` or, with `dim=-2`, `[4, T, 64]`."""
+    """One launch: `[4, 2, T]` or, with `dim=-2`, `[4, T, 64]`, packed where there are sequences."""
 
     name: str
     T: int
     dtype: torch.dtype
     dim: int = -1
-    packed: bool = False
+    sequences: int = 0
     reverse: bool = False
     final: bool = False
 
     def __str__(self) -> str:
         words = [self.name, NAMES[self.dtype], f"T{self.T}", "last" if self.dim == -2 else "first"]
-        return "-".join(words + [word for word in ("packed", "reverse", "final") if getattr(self, word)])
+        words += [f"packed{self.sequences}"] if self.sequences else []
+        return "-".join(words + [word for word in ("reverse", "final") if getattr(self, word)])
 
     def launch(self) -> None:
         x = torch.zeros((4, 2, self.T) if self.dim == -1 else (4, self.T, 64), dtype=self.dtype)
-        cu_seqlens = torch.tensor([0, self.T // 2, self.T], dtype=torch.int32) if self.packed else None
+        cu_seqlens = None
+        if self.sequences:
+            cu_seqlens = torch.arange(self.sequences + 1, dtype=torch.int32) * (self.T // self.sequences)
         if self.name == "forward":
             launch.forward(x, x, None, cu_seqlens, self.dim, self.reverse, False, self.final)
         else:
@@ -64,21 +67,101 @@ class Kernel(NamedTuple):
 
     @property
     def tile(self) -> tuning.Tile:
-        direction = {"backward": self.name == "backward"}
+        itemsize, backward = self.dtype.itemsize, self.name == "backward"
         if self.dim == -2:
-            return tuning.channels_last(self.T, 64, self.dtype.itemsize, **direction)
-        return tuning.time_contiguous(self.T, self.dtype.itemsize, packed=self.packed, **direction)
+            return tuning.channels_last(self.T, 64, itemsize, backward=backward)
+        packed, n = self.sequences > 0, max(1, self.sequences)
+        return tuning.time_contiguous(self.T, itemsize, backward=backward, packed=packed, n_sequences=n)
+
+    @property
+    def inputs(self) -> int:
+        return 2 if self.name == "forward" else 3
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.name == "forward" else 2
+
+    @property
+    def even(self) -> bool:
+        """Whether rows begin and end with groups; those of channels do."""
+        return self.dim == -2 or self.T % self.tile.width == 0
+
+    @property
+    def one_tile(self) -> bool:
+        """Whether one tile holds a row, wherever it begins: rows that may begin within a line count from the line."""
+        tile, line = self.tile, 128 // self.dtype.itemsize
+        steps = tile.groups * tile.width
+        aligned = self.T % steps == 0 or (self.even and (self.dim == -2 or self.T % line == 0))
+        return self.T + (0 if aligned else line - 1) <= steps
 
     def pairs(self, target: str) -> int:
         """Groups that a thread holds, and so pairs of the scan."""
         return max(1, self.tile.rows * self.tile.groups // (LANES[target] * self.tile.num_warps))
 
+    def is_thin(self, target: str) -> bool:
+        """Whether there are threads without a group of their own."""
+        return self.tile.rows * self.tile.groups < LANES[target] * self.tile.num_warps
+
+    @property
+    def scans(self) -> int:
+        """Parallel scans in the code: packed rows forward have another for tiles where no sequence begins or ends."""
+        steps, forward = self.tile.groups * self.tile.width, self.name == "forward"
+        scans = 2 if forward and self.sequences and self.even and 256 <= steps <= 2048 else 1
+        results = (self.final and self.sequences) if forward else not self.sequences
+        return 2 * scans if results and self.even and self.one_tile and self.tile in TWICE else scans
+
+    def shuffles(self, target: str) -> int:
+        """How many a tile may take.
+
+        A scan of pairs (gate, state) that also yields the prefix before each pair combines 4 values: 4 shuffles a round
+        for each pair that a thread holds, and 8 more to bring what lies across warps, or across the pairs of a thread.
+        The state after a tile is one sum for each row that a thread holds part of, within the warp and across warps;
+        where final states of sequences are stored, Triton may take it in the layout of those too.
+        Where rows begin anywhere, the rows of a program agree on how far one can read: 64 bits of every input.
+        """
+        rows, groups, _, warps, *_ = self.tile
+        # Neighbouring channels, 16 bytes a thread, take lanes too.
+        lanes = LANES[target] // (rows * self.dtype.itemsize // 16 if self.dim == -2 else 1)
+        pairs, rounds = self.pairs(target), _log2(min(lanes, groups))
+        shuffles = self.scans * pairs * (4 * rounds + 8)
+        if self.final or not self.one_tile:
+            sums = 2 if self.final and self.sequences else 1
+            shuffles += sums * min(rows, pairs) * (rounds + _log2(warps))
+        if not self.even:
+            shuffles += self.inputs * 2 * _log2(rows)
+        return shuffles
+
+    @property
+    def barriers(self) -> int:
+        """How many a tile may take.
+
+        The parts of a scan in different warps meet in shared memory, the sum of the carry meets there twice; each
+        meeting is one barrier after writing and one before what was read is overwritten. A pipeline waits for each of
+        its loads ahead and once more for all. A final state may change its layout on the way; each column may where
+        sequences end anywhere.
+        """
+        meetings = 0 if self.tile.num_warps == 1 else self.scans + (2 if self.final or not self.one_tile else 0)
+        if self.final and (self.sequences or self.tile.num_warps > 1):
+            meetings += self.tile.width if self.sequences else 1
+        return 2 * meetings + (self.tile.stages + 1 if self.tile.stages > 1 else 0)
+
+    def spilled(self, target: str) -> int:
+        """Bytes that may be spilled."""
+        if target.startswith("gfx"):
+            return SPILLED_THIN if OLD and self.tile.stages > 1 and self.is_thin(target) else 0
+        return 0 if target == "sm_90" else SPILLED_ELSEWHERE
+
+
+def _log2(n: int) -> int:
+    return n.bit_length() - 1
+
 
 KERNELS, DTYPES = ("forward", "backward"), (torch.float32, torch.bfloat16)
 
 
-def _kernels(T: tuple[int, ...], **fixed: bool) -> list[Kernel]:
-    return [Kernel(*axes, **fixed) for axes in itertools.product(KERNELS, T, DTYPES)]
+def _kernels(T: Iterable[int], *sequences: int, **fixed: int) -> list[Kernel]:
+    every = itertools.product(T, KERNELS, DTYPES, sequences or (0,))
+    return [Kernel(name, each, dtype, sequences=n, **fixed) for each, name, dtype, n in every]
 
 
 def _everywhere(kernels: list[Kernel], targets: tuple[str, ...] = tuple(TARGETS)) -> Callable[..., None]:
@@ -86,68 +169,82 @@ def _everywhere(kernels: list[Kernel], targets: tuple[str, ...] = tuple(TARGETS)
     return pytest.mark.parametrize(("target", "kernel"), every)
 
 
-# Every configuration on one target, some on all.
-ONE = _kernels((128, 127, 255, 256, 511, 512, 1023, 1024, 2047, 2048, 8191, 8192, 65_536))
-FEW = _kernels((4097, 65_536))
-PACKED = _kernels((512, 4096), packed=True)
-
-
-LAST = [k._replace(dim=-2, packed=packed) for k in _kernels((512,)) for packed in (False, True)]
+# Every configuration on one target, some on all: rows that fill tiles, and rows that end within one or within a group.
+ONE = _kernels([2**power - step for power in range(7, 17) for step in (0, 1)] + [1000, 1001])
+PACKED = _kernels((511, 512), 2) + _kernels((4095, 4096), 64) + _kernels((65_535, 65_536), 1)
+LAST = _kernels((512,), 0, 2, dim=-2)
+SHORT = _kernels((127, 256, 1024))
+FEW = _kernels((4097, 16_384))
+FEW_PACKED = _kernels((512,), 2) + _kernels((4096,), 64)
 
 
 def _check(target: str, kernel: Kernel) -> Code:
     """What holds for every kernel."""
-    code, tile, pairs = kernel.code(target), kernel.tile, kernel.pairs(target)
+    code, tile = kernel.code(target), kernel.tile
     assert code.name == kernel.name and code.warps == tile.num_warps
-    assert code.spilled <= SPILLED.get(target, 0)
+    assert code.spilled <= kernel.spilled(target)
     assert code.doubles == 0, "arithmetic is in float32"
     if code.amd:
-        # The tables count on warps of 32 lanes; on 64 a tile is spread thinner, and budgets would mean little.
+        if not kernel.is_thin(target):
+            # Stages of a pipeline are copies of the loop there, and each may meet its neighbour.
+            copies = tile.stages
+            assert code.scans <= copies * kernel.scans
+            assert code.shuffles <= copies * kernel.shuffles(target)
+            assert code.barriers <= copies * (kernel.barriers + 1)
         return code
-    small = kernel.dim == -1 and not kernel.packed
-    assert code.registers <= (REGISTERS if small else REGISTERS_MOST)
-    assert code.shuffles <= SHUFFLES_A_PAIR * pairs + SHUFFLES_A_TILE
-    alone = code.warps == 1 and tile.stages == 1
-    assert code.barriers <= (0 if alone else BARRIERS_FINAL if kernel.final and kernel.packed else BARRIERS)
+    assert code.scans <= kernel.scans
+    assert code.shuffles <= kernel.shuffles(target)
+    assert code.barriers <= kernel.barriers
+    most = REGISTERS_LAST if kernel.dim == -2 else REGISTERS_PACKED if kernel.sequences else REGISTERS
+    assert code.registers <= most
     return code
 
 
 @_everywhere(ONE + PACKED, ("sm_90",))
 def test_time_contiguous(target: str, kernel: Kernel) -> None:
     code, pairs = _check(target, kernel), kernel.pairs(target)
-    inputs, outputs = (2, 1) if kernel.name == "forward" else (3, 2)
     # Whole groups of every tensor move 16 bytes at a time.
-    assert code.wide_loads >= inputs * pairs and code.wide_stores >= outputs * pairs
-    if kernel.T % kernel.tile.width == 0 and not kernel.packed and kernel.tile.stages == 1:
+    assert code.wide_loads >= kernel.inputs * pairs and code.wide_stores >= kernel.outputs * pairs
+    if kernel.even and not kernel.sequences and kernel.tile.stages == 1:
         # Even rows have no element that moves alone, but for the one before each group that backward needs.
         before = pairs if kernel.name == "backward" else 0
         assert code.loads == code.wide_loads + before and code.stores == code.wide_stores
 
 
-@_everywhere(FEW + PACKED[1::2], tuple(t for t in TARGETS if t != "sm_90"))
+@_everywhere(FEW + FEW_PACKED, tuple(t for t in TARGETS if t != "sm_90"))
 def test_time_contiguous_elsewhere(target: str, kernel: Kernel) -> None:
     code, pairs = _check(target, kernel), kernel.pairs(target)
-    inputs, outputs = (2, 1) if kernel.name == "forward" else (3, 2)
-    assert code.wide_stores >= outputs * pairs
-    assert code.wide_loads >= (1 if code.amd else inputs * pairs)
+    assert code.wide_stores >= kernel.outputs * pairs
+    assert code.wide_loads >= (1 if code.amd else kernel.inputs * pairs)
 
 
 @_everywhere(LAST)
 def test_channels_last(target: str, kernel: Kernel) -> None:
     code = _check(target, kernel)
-    inputs, outputs = (2, 1) if kernel.name == "forward" else (3, 2)
     # Each step of a group is one vector of channels.
-    assert code.wide_loads >= inputs * kernel.tile.width and code.wide_stores >= outputs * kernel.tile.width
+    width = kernel.tile.width
+    assert code.wide_loads >= kernel.inputs * width and code.wide_stores >= kernel.outputs * width
 
 
-@pytest.mark.parametrize("kernel", [k for k in FEW + PACKED + LAST if k.T < 65_536], ids=str)
+def test_every_configuration_is_compiled() -> None:
+    compiled = {(k.name, k.dtype, k.tile) for k in ONE + PACKED}
+    lengths = sorted({2**power + step for power in range(4, 22) for step in (-8, -1, 0, 1, 8)})
+    chosen = {
+        (name, dtype, Kernel(name, T, dtype, sequences=n).tile)
+        for T, name, dtype in itertools.product(lengths, KERNELS, DTYPES)
+        for n in (0, 1, 1 + T // 1000, 1 + T // 32)
+    }
+    assert chosen - compiled == set()
+
+
+@pytest.mark.parametrize("kernel", FEW + FEW_PACKED + LAST, ids=str)
 def test_descending_shuffles_no_more_than_ascending(kernel: Kernel) -> None:
     ahead, back = kernel.code("sm_90"), kernel._replace(reverse=True).code("sm_90")
     assert back.shuffles == ahead.shuffles and back.barriers == ahead.barriers
     assert (back.wide_loads, back.wide_stores) == (ahead.wide_loads, ahead.wide_stores)
 
 
-@pytest.mark.parametrize("kernel", [k for k in ONE[::2] + PACKED + LAST if k.name == "forward"], ids=str)
+@pytest.mark.parametrize("kernel", [k for k in SHORT + FEW + PACKED + LAST if k.name == "forward"], ids=str)
 def test_with_final_states(kernel: Kernel) -> None:
     _check("sm_90", kernel._replace(final=True))
 
@@ -165,6 +262,6 @@ def test_narrow_access_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_table_of_a_packed_batch() -> None:
-    table, scan = code_of("sm_90", Kernel("forward", 512, torch.float32, packed=True).launch)
+    table, scan = code_of("sm_90", Kernel("forward", 512, torch.float32, sequences=2).launch)
     assert (table.name, scan.name) == ("mark_sequences", "forward")
     assert table.spilled == 0
