@@ -28,8 +28,8 @@
         export UV_PYTHON_DOWNLOADS=never
       '';
 
-      # The driver is the host's, never one from the store: it has to fit the host's kernel module. On NixOS it lies in a
-      # folder of its own. Elsewhere it lies among the host's other libraries, which must not be put before those of the
+      # The driver is the host's, never one from the store: it has to fit the host's kernel module. On NixOS and WSL it
+      # lies in a folder of its own, all of which it needs. Elsewhere it lies among the host's other libraries, which must not be put before those of the
       # store: a folder with links to the driver alone takes their place. Triton is told where it is, because it would
       # ask ldconfig, which NixOS lacks.
       hostDriver = ''
@@ -40,12 +40,15 @@
         if [ -z "$driver" ]; then
           echo "No NVIDIA driver was found on this host: tests and figures work, GPU measurements do not." >&2
         else
-          if [ "$driver" != /run/opengl-driver/lib ]; then
-            links=''${XDG_RUNTIME_DIR:-''${TMPDIR:-/tmp}}/linear-scan-driver-$(id -u)
-            mkdir -p "$links"
-            ln -sf "$driver"/libcuda.so* "$driver"/libnvidia-*.so* "$links/"
-            driver=$links
-          fi
+          case $driver in
+            /run/opengl-driver/lib | /usr/lib/wsl/lib) ;;
+            *)
+              links=''${XDG_RUNTIME_DIR:-''${TMPDIR:-/tmp}}/linear-scan-driver-$(id -u)
+              mkdir -p "$links"
+              ln -sf "$driver"/libcuda.so* "$driver"/libnvidia-*.so* "$links/"
+              driver=$links
+              ;;
+          esac
           export TRITON_LIBCUDA_PATH=$driver LD_LIBRARY_PATH=$driver''${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
         fi
       '';

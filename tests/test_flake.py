@@ -89,12 +89,16 @@ def test_hook_is_a_shell_script(nix, shell: str) -> None:
     assert ("--require-hashes" in hook) == (shell == "cuda")
 
 
-def _driver_hook(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What the hook leaves in the environment, on a host whose driver lies in `folder`."""
+def _driver_hook(
+    folder: Path, place: str = "/usr/lib/x86_64-linux-gnu", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What the hook leaves in the environment, on a host with `folder` at this place, and a driver nowhere else."""
     found = re.search(r"hostDriver = ''\n(.*?)\n {6}'';", FLAKE, re.S)
     assert found
-    script = found[1].replace("''${", "${").replace("/usr/lib/x86_64-linux-gnu", str(folder))
-    script = re.sub(r"/run/opengl-driver/lib|/usr/lib64|/usr/lib/wsl/lib", "/nonexistent", script)
+    script = found[1].replace("''${", "${")
+    for known in ("/run/opengl-driver/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"):
+        assert known in script
+        script = script.replace(known, str(folder) if known == place else "/nonexistent")
     script = f'set -euo pipefail\n{script}\necho "${{TRITON_LIBCUDA_PATH-none}} ${{LD_LIBRARY_PATH-none}}"'
     inherited = {"PATH": os.environ["PATH"]} | environment
     return subprocess.run(["bash", "-c", script], env=inherited, capture_output=True, text=True, check=True)
@@ -110,6 +114,14 @@ def test_only_the_driver_of_the_host_is_linked(tmp_path: Path) -> None:
     assert done.stdout == f"{links} {links}:/before\n"
     assert sorted(link.name for link in links.iterdir()) == ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so"]
     assert (links / "libcuda.so.1").resolve() == host / "libcuda.so.1"
+
+
+@pytest.mark.parametrize("place", ["/run/opengl-driver/lib", "/usr/lib/wsl/lib"], ids=["NixOS", "WSL"])
+def test_a_folder_of_the_driver_alone_is_taken_whole(tmp_path: Path, place: str) -> None:
+    (tmp_path / "libcuda.so.1").touch()
+    done = _driver_hook(tmp_path, place, TMPDIR=str(tmp_path))
+    assert done.stdout == f"{tmp_path} {tmp_path}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["libcuda.so.1"]
 
 
 def test_without_a_driver_nothing_is_set(tmp_path: Path) -> None:
