@@ -98,6 +98,12 @@ def test_lock_is_what_its_requirements_need() -> None:
         open_names += [_wanted(line)[0] for line in unconditional]
 
 
+def test_triton_for_code_generation_is_that_of_the_image() -> None:
+    """So that the image's verb `test` needs no third run for it, as `make test` does elsewhere."""
+    text = (ROOT / "requirements" / "codegen.txt").read_text()
+    assert re.findall(r"^triton==(.*)$", text, re.M) == [LOCK["triton"]]
+
+
 def test_build_lock_is_part_of_the_lock() -> None:
     build = _lock("image.build.txt")
     assert build and build.items() <= LOCK.items()
