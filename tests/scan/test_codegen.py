@@ -20,13 +20,14 @@ triton = pytest.importorskip("triton", reason="compiles Triton's kernels")
 pytestmark = pytest.mark.codegen
 
 LANES = {target: lanes for target, (_, _, lanes) in TARGETS.items()}
-OLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+OLD = VERSION < (3, 7)
 
 # 16 warps fit on a multiprocessor of 65,536 registers with 128 each, 12 with 168; tiles of channels trade warps for
 # work.
 REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
-# Bytes that may be spilled where the tables were not measured: one address, stored and loaded once, where ptxas gives a
-# register for another warp.
+# Bytes that may be spilled on other targets than that of the tables, and by a ptxas that came later: one address,
+# stored and loaded once, where ptxas gives a register for another warp.
 SPILLED_ELSEWHERE = 8
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
 SPILLED_THIN = 8192
@@ -135,12 +136,14 @@ class Kernel(NamedTuple):
     def barriers(self) -> int:
         """How many a tile may take.
 
-        The parts of a scan in different warps meet in shared memory, the sum of the carry meets there twice; each
-        meeting is one barrier after writing and one before what was read is overwritten. A pipeline waits for each of
-        its loads ahead and once more for all. A final state may change its layout on the way; each column may where
-        sequences end anywhere.
+        The parts of a scan in different warps meet in shared memory, the sum of the carry meets there twice, each time
+        for as many rows as a warp has lanes; each meeting is one barrier after writing and one before what was read is
+        overwritten. A pipeline waits for each of its loads ahead and once more for all. A final state may change its
+        layout on the way; each column may where sequences end anywhere.
         """
-        meetings = 0 if self.tile.num_warps == 1 else self.scans + (2 if self.final or not self.one_tile else 0)
+        meetings = 0 if self.tile.num_warps == 1 else self.scans
+        if self.tile.num_warps > 1 and (self.final or not self.one_tile):
+            meetings += 2 * max(1, self.tile.rows // 32)
         if self.final and (self.sequences or self.tile.num_warps > 1):
             meetings += self.tile.width if self.sequences else 1
         return 2 * meetings + (self.tile.stages + 1 if self.tile.stages > 1 else 0)
@@ -149,7 +152,7 @@ class Kernel(NamedTuple):
         """Bytes that may be spilled."""
         if target.startswith("gfx"):
             return SPILLED_THIN if OLD and self.tile.stages > 1 and self.is_thin(target) else 0
-        return 0 if target == "sm_90" else SPILLED_ELSEWHERE
+        return 0 if target == "sm_90" and VERSION <= (3, 7) else SPILLED_ELSEWHERE
 
 
 def _log2(n: int) -> int:
