@@ -1,8 +1,10 @@
-"""A line of measurements in a panel: bars for the interval, hollow where wrong, crosses where it diverged."""
+"""Lines of measurements in panels: bars for the interval, hollow where wrong, crosses where it diverged."""
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from paper import style
 from paper.style import Look
 
 
@@ -47,3 +49,23 @@ def draw(
             points["T"][lost], [1.0] * int(lost.sum()), linestyle="", marker="x", color=look.colour, markersize=5,
             transform=panel.get_xaxis_transform(), clip_on=False, zorder=order + 1,
         )  # fmt: skip
+
+
+def fractions(rows: pd.DataFrame, margin: float, joined: bool = True) -> tuple[Figure, list[list[Axes]]]:
+    """A panel for each mode and dtype: every provider's `fraction` of the roofline over T, an axis still unmarked."""
+    modes = [mode for mode in style.MODES if mode in set(rows["mode"])]
+    dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
+    figure, axes = style.grid(len(modes), len(dtypes), margin + 1.45 * len(modes))
+    for i, mode in enumerate(modes):
+        for j, dtype in enumerate(dtypes):
+            panel = axes[i][j]
+            points = rows[(rows["mode"] == mode) & (rows["dtype"] == dtype)]
+            style.limit(panel, "roofline")
+            for provider in style.in_order(points["provider"]):
+                if provider != "roofline":
+                    own, look = points[points["provider"] == provider], style.look(provider)
+                    draw(panel, own, "fraction", look.label, look, front=provider == "ours", joined=joined)
+            panel.set_title(f"{style.MODES[mode]}, {dtype}")
+            panel.set_ylim(0, max(1.1, 1.04 * rows.loc[rows["provider"] != "roofline", "fraction"].max()))
+        axes[i][0].set_ylabel("fraction of roofline")
+    return figure, axes

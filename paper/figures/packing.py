@@ -1,5 +1,6 @@
 """Packing: each provider as a fraction of the roofline of the same tokens, whatever the sequences are."""
 
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -22,26 +23,11 @@ def make(measurements: Measurements, folder: Path) -> list[Float]:
 
 
 def _fractions(machine: Machine, rows: pd.DataFrame, folder: Path) -> Float:
-    modes = [mode for mode in style.MODES if mode in set(rows["mode"])]
-    dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
     places = {packing.lengths: place for place, packing in enumerate(packings(rows))}
-    figure_, axes = style.grid(len(modes), len(dtypes), 1.0 + 1.45 * len(modes))
-    for i, mode in enumerate(modes):
-        for j, dtype in enumerate(dtypes):
-            panel = axes[i][j]
-            points = rows[(rows["mode"] == mode) & (rows["dtype"] == dtype)]
-            style.limit(panel, "roofline")
-            for provider in style.in_order(points["provider"]):
-                if provider != "roofline":
-                    own = points[points["provider"] == provider]
-                    own = own.assign(T=own["lengths"].map(places))
-                    look = style.look(provider)
-                    lines.draw(panel, own, "fraction", look.label, look, front=provider == "ours", joined=False)
-            panel.set_xticks(list(places.values()), [_label(lengths) for lengths in places])
-            panel.set_xlim(-0.5, len(places) - 0.5)
-            panel.set_title(f"{style.MODES[mode]}, {dtype}")
-            panel.set_ylim(0, max(1.1, 1.04 * rows.loc[rows["provider"] != "roofline", "fraction"].max()))
-        axes[i][0].set_ylabel("fraction of roofline")
+    figure_, axes = lines.fractions(rows.assign(T=rows["lengths"].map(places)), 1.0, joined=False)
+    for panel in chain.from_iterable(axes):
+        panel.set_xticks(list(places.values()), [_label(lengths) for lengths in places])
+        panel.set_xlim(-0.5, len(places) - 0.5)
     for panel in axes[-1]:
         panel.set_xlabel("sequences, count × length")
     style.legend_above(figure_, axes)

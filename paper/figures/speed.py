@@ -1,5 +1,6 @@
 """Speed: each measured GPU as a fraction of its roofline, and every GPU against accelerated-scan's warp kernel."""
 
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -33,23 +34,9 @@ def make(measurements: Measurements, folder: Path) -> list[Float]:
 def _roofline(measurements: Measurements, machine: Machine, folder: Path) -> Float:
     rows = measurements.of(machine, "speed", level="kernel")
     rows = rows[rows["fraction"].notna()]
-    modes = [mode for mode in style.MODES if mode in set(rows["mode"])]
-    dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
-    figure_, axes = style.grid(len(modes), len(dtypes), 0.75 + 1.45 * len(modes))
-    for i, mode in enumerate(modes):
-        for j, dtype in enumerate(dtypes):
-            panel = axes[i][j]
-            points = rows[(rows["mode"] == mode) & (rows["dtype"] == dtype)]
-            style.limit(panel, "roofline")
-            for provider in style.in_order(points["provider"]):
-                if provider != "roofline":
-                    look = style.look(provider)
-                    of_provider = points[points["provider"] == provider]
-                    lines.draw(panel, of_provider, "fraction", look.label, look, front=provider == "ours")
-            style.time_axis(panel, sorted(set(rows["T"])))
-            panel.set_title(f"{style.MODES[mode]}, {dtype}")
-            panel.set_ylim(0, max(1.1, 1.04 * rows.loc[rows["provider"] != "roofline", "fraction"].max()))
-        axes[i][0].set_ylabel("fraction of roofline")
+    figure_, axes = lines.fractions(rows, 0.75)
+    for panel in chain.from_iterable(axes):
+        style.time_axis(panel, sorted(set(rows["T"])))
     for panel in axes[-1]:
         panel.set_xlabel("sequence length T")
     style.legend_above(figure_, axes)
