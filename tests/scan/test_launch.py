@@ -188,6 +188,9 @@ def test_a_known_call_launches_what_an_unknown_one_does(
                     assert type(one) is type(other) and (one == other or one & 15 == other & 15 == 0)
             kernel.bound.clear()
             kernel.compiled.clear()
+        # A call that could not be repeated, though of the kind, leaves what is known of backward.
+        repeat.first(gates, tokens, options)
+        assert repeat.known(gates, tokens, options) is call and len(call.backward) == 3
         # What is no such call: another kind, odd addresses, values that are not stored.
         assert repeat.known(gates.double(), tokens, options) is None
         assert repeat.known(gates, tokens, options._replace(log_gates=True)) is None
