@@ -71,6 +71,9 @@ def _compiled(device: str, dim: int, reverse: bool) -> Callable[[Tensor, Tensor]
     # One kernel needs no pool of compiling processes, whose start would disturb what is timed meanwhile.
     inductor: Any = importlib.import_module("torch._inductor.config")
     inductor.compile_threads = 1
+    # A backward call that is timed again and again needs what it was saved for: no buffer of it may be given away.
+    functorch: Any = importlib.import_module("torch._functorch.config")
+    functorch.donated_buffer = False
     mode = "pointwise" if device == "cuda" else "generic"
 
     def scan(gates: Tensor, tokens: Tensor) -> Tensor:

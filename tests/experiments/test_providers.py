@@ -3,6 +3,7 @@
 Packages that need a GPU are stood in for by fakes of the calls that they document; everything else is the real thing.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -158,6 +159,15 @@ def test_backward_can_be_called_again_and_again() -> None:
         call = check(name, replace(CASE, mode="backward"))
         first, second = call.run(), call.run()
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_compiled_backward_gives_no_buffer_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given away, it could not be called again: PyTorch raises.
+    config: Any = importlib.import_module("torch._functorch.config")
+    monkeypatch.setattr(config, "donated_buffer", True)
+    torch_scan._compiled.cache_clear()
+    provider("torch_associative_scan").build(replace(CASE, mode="forward"), draw(CASE, "cpu"))
+    assert config.donated_buffer is False
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
