@@ -207,10 +207,16 @@ class Plan(NamedTuple):
 
     runner: Callable[..., None]
     arguments: tuple[Any, ...]
+    # Words that programs which share a row exchange.
+    n_exchanged: int = 0
 
     def launch(self, *addresses: int | None, device: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
-        self.runner(stream, *addresses, *self.arguments)
+        if self.n_exchanged:
+            exchange = torch.zeros(self.n_exchanged, dtype=torch.int64, device=device)
+            self.runner(stream, *addresses[:-1], exchange.data_ptr(), *self.arguments)
+        else:
+            self.runner(stream, *addresses, *self.arguments)
 
 
 # Launches by everything that decides them but the addresses. Binding the arguments of a jit function anew costs more
@@ -233,7 +239,8 @@ def _launch(
 
     Returns the plan where the launch was made before.
     """
-    pointers = (*tensors, *states, table.words, table.sequence, table.status, table.cu_seqlens)
+    # The last is what programs that share a row exchange, of which a launch makes its own.
+    pointers = (*tensors, *states, table.words, table.sequence, table.status, table.cu_seqlens, None)
     addresses = [None if t is None else t.data_ptr() for t in pointers]
     # What decides a launch. All tensors have one shape; states and tables are contiguous and of a size that follows. Of
     # addresses it matters whether they are multiples of 16 bytes.
@@ -251,14 +258,24 @@ def _launch(
         return plan
     axes = [None if t is None else Axes.of(t, dim) for t in tensors]
     copies = [None if a is None else a.tensor for a in axes]
-    kernel, grid, arguments, keywords = _configure(name, axes, table, dim, descending, log_gates, accumulate)
+    made = _configure(name, axes, table, dim, descending, log_gates, accumulate)
     copied = any(a is not t for a, t in zip(copies, tensors, strict=True))
-    _run(None if copied else key, kernel, grid, (*copies, *pointers[len(tensors) :]), arguments, keywords)
+    _run(None if copied else key, (*copies, *pointers[len(tensors) :]), made)
     outputs = 2 if name == "forward" else 3
     for copy, tensor in zip(copies[outputs:], tensors[outputs:], strict=True):
         if copy is not None and tensor is not None and copy is not tensor:
             tensor.copy_(copy)
     return None
+
+
+class Launch(NamedTuple):
+    """A kernel, its grid, its arguments after the pointers, and how many words its programs exchange."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    n_exchanged: int = 0
 
 
 def _configure(
@@ -269,8 +286,8 @@ def _configure(
     descending: bool,
     log_gates: bool,
     accumulate: torch.dtype,
-) -> tuple[Any, tuple[int, int, int], tuple[Any, ...], dict[str, Any]]:
-    """The kernel for the layout that the states have, its grid, and its arguments after the tensors."""
+) -> Launch:
+    """How the kernel is launched for the layout that the states have."""
     tl = _triton_language()
     from scan.kernels import grouped
 
@@ -282,13 +299,13 @@ def _configure(
         arguments += (0, 0, 0) if a is None else a.strides
     channels_last = states.t != 1 and states.c == 1
     itemsize = states.tensor.element_size()
-    direction = {"backward": name == "backward"}
+    known = {"backward": name == "backward", "n_rows": sizes.rows}
     if channels_last:
-        config = tuning.channels_last(sizes.T, sizes.C, itemsize, **direction)
+        config = tuning.channels_last(sizes.T, sizes.C, itemsize, **known)
         programs = sizes.B * -(-sizes.C // config.rows)
     else:
         packed = table.words is not None
-        config = tuning.time_contiguous(sizes.T, itemsize, packed=packed, n_sequences=table.n, **direction)
+        config = tuning.time_contiguous(sizes.T, itemsize, packed=packed, n_sequences=table.n, **known)
         programs = -(-sizes.rows // config.rows)
     V = config.width
     constants: dict[str, Any] = {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages}
@@ -302,23 +319,27 @@ def _configure(
     line = _line(states, sizes, config, even, constants["WHOLE"])
     constants |= {"LINE": line, "ONE_TILE": sizes.T + line - 1 <= config.groups * V}
     constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
+    tiles = -(-(sizes.T + line - 1) // (config.groups * V))
+    constants |= {"WINDOW": config.window}
+    n_exchanged = 0
+    if config.window:
+        programs *= tiles
+        maps = (tiles + -(-tiles // config.window)) * sizes.rows
+        n_exchanged = 16 + 2 * maps * (2 if accumulate == torch.float64 else 1)
     constants["STATE"] = tl.float64 if accumulate == torch.float64 else tl.float32
     constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
     options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
     if config.registers is not None and torch.version.hip is None:
         options["maxnreg"] = config.registers
-    return getattr(grouped, name), (programs, 1, 1), tuple(arguments), constants | options
+    return Launch(getattr(grouped, name), (programs, 1, 1), tuple(arguments), constants | options, n_exchanged)
 
 
-def _run(
-    key: Any,
-    kernel: Any,
-    grid: tuple[int, int, int],
-    pointers: tuple[Tensor | None, ...],
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> None:
+def _run(key: Any, pointers: tuple[Tensor | None, ...], made: Launch) -> None:
     """Compiles and launches a kernel, and keeps the launch under `key` for the next call of its kind."""
+    kernel, grid, arguments, keywords, n_exchanged = made
+    if n_exchanged:
+        device = next(p.device for p in pointers if p is not None)
+        pointers = (*pointers[:-1], torch.zeros(n_exchanged, dtype=torch.int64, device=device))
     try:
         compiled = kernel[grid](*pointers, *arguments, **keywords)
     except RuntimeError as error:
@@ -333,7 +354,7 @@ def _run(
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         constants = kernel.arg_names[len(pointers) + len(arguments) :]
-        _plans[key] = Plan(_runner(compiled, grid), (*arguments, *(keywords[c] for c in constants)))
+        _plans[key] = Plan(_runner(compiled, grid), (*arguments, *(keywords[c] for c in constants)), n_exchanged)
 
 
 def _runner(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
@@ -417,7 +438,8 @@ def _table(cu_seqlens: Tensor, T: int) -> Table:
     from scan.kernels.packed_table import mark_sequences
 
     block = 256
-    _run(key, mark_sequences, (-(-(n + 1) // block), 1, 1), pointers, (n, T, n_words), {"BLOCK": block, "num_warps": 4})
+    keywords = {"BLOCK": block, "num_warps": 4}
+    _run(key, pointers, Launch(mark_sequences, (-(-(n + 1) // block), 1, 1), (n, T, n_words), keywords))
     return table
 
 
@@ -433,7 +455,8 @@ def _states_like(
         return tokens.new_empty(shape, dtype=dtype)
     filled = torch.zeros(shape, dtype=dtype, device=tokens.device) if start is None else start.to(dtype, copy=True)
     if table.status is not None:
-        filled.masked_fill_(table.status.bool(), float("nan"))
+        # Its lowest byte; nothing is copied.
+        filled.masked_fill_(table.status.view(torch.bool)[:1], float("nan"))
     return filled
 
 

@@ -41,6 +41,8 @@ def scan(
     want_final: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """States and, if wanted, the final state of checked arguments, differentiable."""
+    if cu_seqlens is not None and not torch.compiler.is_compiling():
+        cu_seqlens = _alive(cu_seqlens)
     if torch.compiler.is_compiling() or _is_traced(gates, tokens, initial_state):
         if torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError(_NO_FORWARD_MODE)

@@ -24,6 +24,8 @@ class Tile(NamedTuple):
     num_warps: int
     stages: int = 1
     registers: int | None = None
+    # Where the programs of a row share it, how many exchange their maps at once; 0: one program walks a row.
+    window: int = 0
 
 
 # Longest T, then (rows, groups, num_warps, stages), for 4 steps of 4 bytes a group and for 8 steps of 2 bytes.
@@ -60,10 +62,25 @@ _PACKED_BACKWARD = {
 }  # fmt: skip
 
 
-def time_contiguous(T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1) -> Tile:
+# Rows too few to fill a GPU, and long: their programs share a row. Then where sequences are packed or tiles not whole.
+_SPLIT_FORWARD = {4: Tile(1, 512, 4, 2, registers=128, window=128), 2: Tile(1, 256, 8, 4, window=128)}
+_SPLIT_BACKWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
+_SPLIT_RAGGED_FORWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 256, 8, 4, window=128)}
+_SPLIT_RAGGED_BACKWARD = {4: Tile(1, 256, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
+_FEW_ROWS, _LONG = 384, 16384
+
+
+def time_contiguous(
+    T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1, n_rows: int = _FEW_ROWS
+) -> Tile:
     """Configuration for rows of T contiguous steps of `itemsize` bytes; packed rows hold `n_sequences` sequences."""
     width = max(1, 16 // itemsize)
     nearest = 2 if itemsize == 2 else 4
+    if n_rows < _FEW_ROWS and T > _LONG:
+        split = (_SPLIT_BACKWARD if backward else _SPLIT_FORWARD)[nearest]
+        if packed or T % (split.groups * width):
+            split = (_SPLIT_RAGGED_BACKWARD if backward else _SPLIT_RAGGED_FORWARD)[nearest]
+        return split._replace(width=width)
     if packed and T > 512:
         table = (_PACKED_BACKWARD if backward else _PACKED_FORWARD)[nearest]
         rows, groups, num_warps, stages = _of_length(T // max(1, n_sequences), table)
@@ -79,8 +96,38 @@ def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
     return next(entry for longest, entry in table if longest is None or longest >= T)
 
 
-def channels_last(T: int, C: int, itemsize: int, *, backward: bool) -> Tile:
-    """Configuration for T steps of C contiguous channels of `itemsize` bytes."""
-    rows = 32 if itemsize >= 4 else 64
-    groups = min(32, max(2, 1 << max(-(-T // 4) - 1, 0).bit_length()))
-    return Tile(rows, groups, 4, 8 if groups >= 16 else 4)
+# Channels last: longest T, then a tile for 4 bytes and for 2 bytes.
+_LAST_FORWARD = {
+    4: ((2048, Tile(32, 8, 8, 4, 2)), (None, Tile(64, 16, 8, 8))),
+    2: ((1024, Tile(32, 16, 8, 8)), (None, Tile(64, 8, 16, 8, 2))),
+}
+_LAST_BACKWARD = {
+    4: ((None, Tile(64, 8, 8, 8)),),
+    2: ((1024, Tile(32, 16, 8, 4)), (None, Tile(64, 4, 16, 4, 2))),
+}
+# The same for fewer channels (of all batch entries) than fill a GPU in blocks of 64, and for few.
+_LAST_SOME_FORWARD = {4: Tile(32, 32, 8, 8, 3), 2: Tile(32, 8, 16, 8, 2)}
+_LAST_SOME_BACKWARD = {4: Tile(32, 32, 4, 4, 3), 2: Tile(32, 8, 16, 8, 2)}
+_LAST_FEW = {4: Tile(16, 32, 8, 8), 2: Tile(8, 32, 8, 8, 2)}
+_SOME, _FEW = 8192, 2048
+# Steps whose channels begin anywhere: narrow accesses.
+_LAST_ODD_FORWARD = {4: Tile(32, 8, 8, 8), 2: Tile(32, 8, 16, 8)}
+_LAST_ODD_BACKWARD = {4: Tile(32, 8, 4, 4), 2: Tile(32, 8, 16, 8, 2)}
+
+
+def channels_last(T: int, C: int, itemsize: int, *, backward: bool, n_rows: int = _SOME) -> Tile:
+    """Configuration for T steps of C contiguous channels of `itemsize` bytes, `n_rows` with those of all entries."""
+    nearest = 2 if itemsize == 2 else 4
+    if T <= 64:
+        tile = Tile(32, min(16, max(2, 1 << max(-(-T // 4) - 1, 0).bit_length())), 4, 4)
+    elif n_rows < _FEW:
+        tile = _LAST_FEW[nearest]
+    elif C * itemsize % 16:
+        tile = (_LAST_ODD_BACKWARD if backward else _LAST_ODD_FORWARD)[nearest]
+    elif n_rows < _SOME:
+        tile = (_LAST_SOME_BACKWARD if backward else _LAST_SOME_FORWARD)[nearest]
+    else:
+        table = (_LAST_BACKWARD if backward else _LAST_FORWARD)[nearest]
+        tile = next(tile for longest, tile in table if longest is None or longest >= T)
+    # Numbers of 8 bytes take two registers each.
+    return tile._replace(rows=tile.rows // 2) if itemsize == 8 else tile

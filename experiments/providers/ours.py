@@ -82,9 +82,10 @@ class Ours(AutogradProvider):
             if case.dim == -1:
                 packed, n_sequences = bool(case.lengths), len(case.sequence_lengths)
                 chosen[direction] = tuning.time_contiguous(
-                    case.T, itemsize, backward=backward, packed=packed, n_sequences=n_sequences
+                    case.T, itemsize, backward=backward, packed=packed, n_sequences=n_sequences, n_rows=case.B * case.C
                 )
             else:
-                chosen[direction] = tuning.channels_last(case.T, case.C, itemsize, backward=backward)
+                n_rows = case.B * case.C
+                chosen[direction] = tuning.channels_last(case.T, case.C, itemsize, backward=backward, n_rows=n_rows)
         strategy = "time_contiguous" if case.dim == -1 else "channels_last"
         return {"strategy": strategy, "configuration": {name: each._asdict() for name, each in chosen.items()}}

@@ -116,6 +116,40 @@ def load_columns(row, tile, other, outside, V: tl.constexpr, VECTOR: tl.constexp
 
 
 @triton.jit
+def tile_place(tile, tiles, first_step, T, rows, spare, BLOCK: tl.constexpr, DESCENDING: tl.constexpr):
+    """Where a tile lies, as `load_columns` takes it; of the last one where `tile` in scan order is no longer there."""
+    index = tl.minimum(tile, tiles - 1)
+    if DESCENDING:
+        index = tiles - 1 - index
+    start = index.to(T.dtype) * BLOCK
+    return start, start + first_step, T, rows, spare
+
+
+@triton.jit
+def load_raw(row, tile, other, V: tl.constexpr, WHOLE: tl.constexpr, DESCENDING: tl.constexpr):
+    """`load_columns` of neighbouring channels, in the dtype that they have in memory."""
+    return load_columns(row, tile, other, 0.0, V, False, True, WHOLE, DESCENDING, row[0].dtype.element_ty)
+
+
+@triton.jit
+def in_state_dtype(columns, V: tl.constexpr, dtype: tl.constexpr):
+    """Columns of another dtype."""
+    converted = ()
+    for k in tl.static_range(V):
+        converted = converted + (columns[k].to(dtype),)
+    return converted
+
+
+@triton.jit
+def load_neighbour(before_row, tile, stride, V: tl.constexpr, DESCENDING: tl.constexpr):
+    """The state before the earliest step of each group in scan order, `[R, N]`."""
+    start, position, T, rows, _ = tile
+    neighbour = position + (-1 if DESCENDING else V)
+    inside = rows & (neighbour >= 0) & (neighbour < T)
+    return tl.load(before_row + start.to(tl.int64) * stride, mask=inside, other=0.0)
+
+
+@triton.jit
 def own_columns(row, tile, columns, other, V: tl.constexpr, VECTOR: tl.constexpr, DESCENDING: tl.constexpr,
                 dtype: tl.constexpr):
     """Columns of a tile at an edge of rows that begin or end within groups: `other` outside the row."""

@@ -1,8 +1,9 @@
 """The scan: forward, and backward fused with the gate gradient, for both memory layouts.
 
-A program owns R rows and walks them tile by tile. A tile is N groups of V neighbouring steps. A thread holds whole
-groups, so that the recurrence inside a group runs in registers and only one pair a group takes part in the parallel
-scan (tiles.py).
+A program owns R rows and walks them tile by tile; where rows are too few for that (WINDOW), it scans one tile of them,
+and the programs of a row hand its state on (exchange.py). A tile is N groups of V neighbouring steps. A thread holds
+whole groups, so that the recurrence inside a group runs in registers and only one pair a group takes part in the
+parallel scan (tiles.py).
 
 Where time is contiguous, a group is one vector of 16 bytes. Where channels are (CHANNELS_LAST), the R rows are
 neighbouring channels of one batch entry, and a vector holds one step of several of them.
@@ -10,7 +11,8 @@ neighbouring channels of one batch entry, and a vector holds one step of several
 Scan order is the order in which a kernel meets the steps: ascending time, or descending where DESCENDING. Groups are
 numbered and columns named in scan order, so that a descending scan loads and shuffles no more than an ascending one.
 
-Packed sequences are one line with resets. Grid: `cdiv(n_rows, R)` programs, or `B * cdiv(C, R)` where CHANNELS_LAST.
+Packed sequences are one line with resets. Grid: `cdiv(n_rows, R)` programs, or `B * cdiv(C, R)` where CHANNELS_LAST,
+times the tiles of a row where programs share it.
 State tensors (`initial`, `final`) are contiguous `[N, n_rows]`, N = 1 where nothing is packed.
 """
 
@@ -21,13 +23,18 @@ from scan.kernels.columns import (
     bit_columns,
     blank_columns,
     holds_end,
+    in_state_dtype,
     load_bits,
     load_columns,
+    load_neighbour,
+    load_raw,
     own_columns,
     place,
     store_columns,
+    tile_place,
 )
-from scan.kernels.rows import own_rows, row_offset, steps_behind
+from scan.kernels.exchange import take_ticket
+from scan.kernels.rows import leaves_row, own_rows, row_offset, steps_behind
 from scan.kernels.tiles import (
     exponentials,
     leave_tile,
@@ -46,49 +53,52 @@ from scan.kernels.tiles import (
 )  # fmt: skip
 def forward(
     gates_ptr, tokens_ptr, states_ptr, initial_ptr, final_ptr,
-    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,
+    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr, exchange_ptr,
     C, T, n_rows, n_sequences, n_words,
     gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr, WINDOW: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
     """`h[t] = g[t] * h[t-1] + x[t]` for R rows; [t+1] where DESCENDING."""
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
+    AHEAD: tl.constexpr = CHANNELS_LAST and STAGES == 2
     # Tiles in which no sequence begins or ends need no resets. (Backward would need too many registers for both.)
     QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
-    # Gates of groups outside the row: what comes before a row in scan order passes a state on, if there is one.
-    BEFORE: tl.constexpr = initial_ptr is not None and not PACKED and (DESCENDING or LINE > 1)
-    OUTSIDE: tl.constexpr = 1.0 if BEFORE and not LOG else 0.0
-    b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
+    # Gates of groups outside the row, which pass on a state that comes in, or one that is wanted after the row.
+    ENTERS: tl.constexpr = initial_ptr is not None and (DESCENDING or LINE > 1)
+    LEAVES: tl.constexpr = final_ptr is not None and DESCENDING and LINE > 1
+    OUTSIDE: tl.constexpr = 1.0 if (ENTERS or LEAVES) and not PACKED and not LOG else 0.0
+    T = T.to(TIME)
+    tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
+    block, first_tile, last_tile = tl.program_id(0), 0, tiles
+    if WINDOW > 0:
+        block, first_tile = take_ticket(exchange_ptr, tiles)
+        last_tile = first_tile + 1
+    b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
     tokens_base = row_offset(b, c, row, tokens_b, tokens_c, FLAT, CHANNELS_LAST and TOKENS_VECTOR)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, CHANNELS_LAST and STATES_VECTOR)
     group = tl.arange(0, N)[None, :].to(TIME)
     if DESCENDING:
         group = N - 1 - group
-    T = T.to(TIME)
     used = T
     if PACKED:
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
     phase = 0
     spare = V
-    tiles = tl.cdiv(T, BLOCK)
     if LINE > 1:
         phase = (states_base % LINE).to(TIME)
-        tiles = tl.cdiv(T + LINE - 1, BLOCK)
     if not EVEN:
         spare = tl.minimum(
             steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V),
             steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V),
         )
-    if ONE_TILE:
-        tiles = 1
     first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
     gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST)
     tokens_row = place(tokens_ptr, tokens_base, tokens_t, group, phase, V, TOKENS_VECTOR and not CHANNELS_LAST)
@@ -98,7 +108,12 @@ def forward(
         if not PACKED:
             carry = tl.load(initial_ptr + row, mask=rows, other=0.0).to(STATE)
 
-    for tile in tl.range(0, tiles, num_stages=STAGES):
+    if AHEAD:
+        place_ahead = tile_place(first_tile, tiles, first_step, T, rows, spare, BLOCK, DESCENDING)
+        g_ahead = load_raw(gates_row, place_ahead, 0.0 if LOG else 1.0, V, WHOLE, DESCENDING)
+        x_ahead = load_raw(tokens_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
+    for tile in tl.range(first_tile, last_tile, num_stages=1 if AHEAD else STAGES):
+        exchange = (exchange_ptr, row, rows, n_rows, tile, tiles)
         index = tile
         if DESCENDING:
             index = tiles - 1 - tile
@@ -110,13 +125,20 @@ def forward(
         if PACKED:
             first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), start, first_step, BLOCK, V, EVEN)
         where = (start, position, T, rows, spare)
-        g = load_columns(
-            gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
-            EVEN, WHOLE, DESCENDING, STATE,
-        )
-        x = load_columns(
-            tokens_row, where, 0.0, 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
-        )
+        if AHEAD:
+            # Tiles too large for the pipeliner of loads: in registers, while the one before is scanned.
+            g, x = in_state_dtype(g_ahead, V, STATE), in_state_dtype(x_ahead, V, STATE)
+            place_ahead = tile_place(tile + 1, tiles, first_step, T, rows, spare, BLOCK, DESCENDING)
+            g_ahead = load_raw(gates_row, place_ahead, 0.0 if LOG else 1.0, V, WHOLE, DESCENDING)
+            x_ahead = load_raw(tokens_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
+        else:
+            g = load_columns(
+                gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
+                EVEN, WHOLE, DESCENDING, STATE,
+            )
+            x = load_columns(
+                tokens_row, where, 0.0, 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
+            )
         if not EVEN:
             if edge:
                 g = own_columns(gates_row, where, g, 0.0 if LOG else 1.0, V, GATES_VECTOR, DESCENDING, STATE)
@@ -136,11 +158,11 @@ def forward(
                         s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
                         begin = tl.load(initial_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0).to(STATE)
                         before = before + (begin,)
-                states = scan_packed_tile(g, x, carry, first_bits, first, before, V)
+                states = scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V, WINDOW)
             else:
-                states = scan_tile(g, x, carry, V)
+                states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED)
         else:
-            states = scan_tile(g, x, carry, V)
+            states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED)
         carry = leave_tile(states[V - 1], carry, T - start + phase, V, DESCENDING)
         if PACKED:
             if broken | (start + BLOCK > used):
@@ -152,12 +174,11 @@ def forward(
                     step = position + (V - 1 - k if DESCENDING else k)
                     s = tl.load(sequence_ptr + step, mask=ends[k], other=0).to(tl.int64)
                     tl.store(final_ptr + s * n_rows + row, states[k], mask=ends[k] & rows)
-        store_columns(
-            states_row, where, edge, states, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING
-        )
+        store_columns(states_row, where, edge, states, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING)
     if final_ptr is not None:
         if not PACKED:
-            tl.store(final_ptr + row, carry, mask=rows)
+            last = leaves_row(first_tile, tiles, T + phase, BLOCK, DESCENDING, WINDOW)
+            tl.store(final_ptr + row, carry, mask=rows & last)
 
 
 @triton.jit(
@@ -168,14 +189,14 @@ def forward(
 )  # fmt: skip
 def backward(
     gates_ptr, states_ptr, d_states_ptr, d_gates_ptr, d_tokens_ptr, initial_ptr, d_initial_ptr, d_final_ptr,
-    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,
+    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr, exchange_ptr,
     C, T, n_rows, n_sequences, n_words,
     gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr, WINDOW: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -186,10 +207,18 @@ def backward(
     """
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
-    # Gates of groups outside the row: what comes before a row in scan order passes a state on, if there is one.
-    BEFORE: tl.constexpr = d_final_ptr is not None and not PACKED and (DESCENDING or LINE > 1)
-    OUTSIDE: tl.constexpr = 1.0 if BEFORE and not LOG else 0.0
-    b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
+    AHEAD: tl.constexpr = CHANNELS_LAST and STAGES == 2
+    # Gates of groups outside the row, which pass on a state that comes in, or one that is wanted after the row.
+    ENTERS: tl.constexpr = d_final_ptr is not None and (DESCENDING or LINE > 1)
+    LEAVES: tl.constexpr = d_initial_ptr is not None and DESCENDING and LINE > 1
+    OUTSIDE: tl.constexpr = 1.0 if (ENTERS or LEAVES) and not PACKED and not LOG else 0.0
+    T = T.to(TIME)
+    tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
+    block, first_tile, last_tile = tl.program_id(0), 0, tiles
+    if WINDOW > 0:
+        block, first_tile = take_ticket(exchange_ptr, tiles)
+        last_tile = first_tile + 1
+    b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, CHANNELS_LAST and STATES_VECTOR)
     d_states_base = row_offset(b, c, row, d_states_b, d_states_c, FLAT, CHANNELS_LAST and D_STATES_VECTOR)
@@ -198,25 +227,20 @@ def backward(
     group = tl.arange(0, N)[None, :].to(TIME)
     if DESCENDING:
         group = N - 1 - group
-    T = T.to(TIME)
     used = T
     if PACKED:
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
     phase = 0
     spare = V
-    tiles = tl.cdiv(T, BLOCK)
     if LINE > 1:
         phase = (states_base % LINE).to(TIME)
-        tiles = tl.cdiv(T + LINE - 1, BLOCK)
     if not EVEN:
         spare = steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V)
         if d_gates_ptr is not None:
             spare = tl.minimum(spare, steps_behind(states_base, rows, states_b, states_c, C, n_rows, V))
         if d_states_ptr is not None:
             spare = tl.minimum(spare, steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V))
-    if ONE_TILE:
-        tiles = 1
     first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
     gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST)
     if d_states_ptr is not None:
@@ -240,7 +264,17 @@ def backward(
         if not PACKED:
             initial = tl.load(initial_ptr + row, mask=rows, other=0.0).to(STATE)
 
-    for tile in tl.range(0, tiles, num_stages=STAGES):
+    if AHEAD:
+        place_ahead = tile_place(first_tile, tiles, first_step, T, rows, spare, BLOCK, DESCENDING)
+        g_ahead = load_raw(gates_row, place_ahead, 0.0 if LOG else 1.0, V, WHOLE, DESCENDING)
+        d_ahead, h_ahead, h_before_ahead = (), (), None
+        if d_states_ptr is not None:
+            d_ahead = load_raw(d_states_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
+        if d_gates_ptr is not None:
+            h_ahead = load_raw(states_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
+            h_before_ahead = load_neighbour(before_row, place_ahead, states_t, V, DESCENDING)
+    for tile in tl.range(first_tile, last_tile, num_stages=1 if AHEAD else STAGES):
+        exchange = (exchange_ptr, row, rows, n_rows, tile, tiles)
         index = tile
         if DESCENDING:
             index = tiles - 1 - tile
@@ -254,27 +288,41 @@ def backward(
             first_bits = load_bits(words_ptr + (n_words if DESCENDING else 0), start, first_step, BLOCK, V, EVEN)
             last_bits = load_bits(words_ptr + (0 if DESCENDING else n_words), start, first_step, BLOCK, V, EVEN)
         where = (start, position, T, rows, spare)
-        g = load_columns(
-            gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
-            EVEN, WHOLE, DESCENDING, STATE,
-        )
-        if d_states_ptr is not None:
-            d = load_columns(
-                d_states_row, where, 0.0, 0.0, V, D_STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
-            )
+        if AHEAD:
+            g, d, h = in_state_dtype(g_ahead, V, STATE), (), ()
+            place_ahead = tile_place(tile + 1, tiles, first_step, T, rows, spare, BLOCK, DESCENDING)
+            g_ahead = load_raw(gates_row, place_ahead, 0.0 if LOG else 1.0, V, WHOLE, DESCENDING)
+            if d_states_ptr is not None:
+                d = in_state_dtype(d_ahead, V, STATE)
+                d_ahead = load_raw(d_states_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
+            else:
+                for k in tl.static_range(V):
+                    d = d + (tl.zeros([R, N], STATE),)
+            if d_gates_ptr is not None:
+                h, h_before = in_state_dtype(h_ahead, V, STATE), h_before_ahead.to(STATE)
+                h_ahead = load_raw(states_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
+                h_before_ahead = load_neighbour(before_row, place_ahead, states_t, V, DESCENDING)
         else:
-            d = ()
-            for k in tl.static_range(V):
-                d = d + (tl.zeros([R, N], STATE),)
-        h = ()
-        if d_gates_ptr is not None:
-            h = load_columns(
-                states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
+            g = load_columns(
+                gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
+                EVEN, WHOLE, DESCENDING, STATE,
             )
-            # Beside its own states a group needs one of its neighbour.
-            neighbour = position + (-1 if DESCENDING else V)
-            h_before = tl.load(before_row + start.to(tl.int64) * states_t,
-                               mask=rows & (neighbour >= 0) & (neighbour < T), other=0.0).to(STATE)
+            if d_states_ptr is not None:
+                d = load_columns(
+                    d_states_row, where, 0.0, 0.0, V, D_STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING,
+                    STATE,
+                )
+            else:
+                d = ()
+                for k in tl.static_range(V):
+                    d = d + (tl.zeros([R, N], STATE),)
+            h = ()
+            if d_gates_ptr is not None:
+                h = load_columns(
+                    states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
+                )
+                # Beside its own states a group needs one of its neighbour.
+                h_before = load_neighbour(before_row, where, states_t, V, DESCENDING).to(STATE)
         if not EVEN:
             if edge:
                 g = own_columns(gates_row, where, g, 0.0 if LOG else 1.0, V, GATES_VECTOR, DESCENDING, STATE)
@@ -304,7 +352,7 @@ def backward(
                     s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
                     d_final = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0)
                     begin = begin + (d[k] + d_final.to(STATE),)
-            d_tokens, u = scan_packed_tile_backward(g, d, carry, first_bits, first, begin, V)
+            d_tokens, u = scan_packed_tile_backward(g, d, carry, exchange, first_bits, first, begin, V, WINDOW)
             if d_gates_ptr is not None:
                 alone = (h[0],)
                 for k in tl.static_range(V):
@@ -312,13 +360,11 @@ def backward(
                     if initial_ptr is not None:
                         step = position + (V - 1 - k if DESCENDING else k)
                         s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
-                        start_state = tl.load(
-                            initial_ptr + s * n_rows + row, mask=last[k] & rows, other=0.0
-                        ).to(STATE)
+                        start_state = tl.load(initial_ptr + s * n_rows + row, mask=last[k] & rows, other=0.0).to(STATE)
                     alone = alone + (tl.where(last[k], start_state, h[k + 1]),)
                 h = alone
         else:
-            d_tokens, u = scan_tile_backward(g, d, carry, V)
+            d_tokens, u = scan_tile_backward(g, d, carry, exchange, V, WINDOW)
         carry = leave_tile(u, carry, T - start + phase, V, DESCENDING)
         d_gates = ()
         if d_gates_ptr is not None:
@@ -348,4 +394,5 @@ def backward(
             )
     if d_initial_ptr is not None:
         if not PACKED:
-            tl.store(d_initial_ptr + row, carry, mask=rows)
+            last = leaves_row(first_tile, tiles, T + phase, BLOCK, DESCENDING, WINDOW)
+            tl.store(d_initial_ptr + row, carry, mask=rows & last)

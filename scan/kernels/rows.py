@@ -5,17 +5,17 @@ import triton.language as tl
 
 
 @triton.jit
-def own_rows(C, n_rows, R: tl.constexpr, CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr):
-    """Batch entry, channel and number of each row of this program, and which of them exist: `[R, 1]` or scalar."""
+def own_rows(block, C, n_rows, R: tl.constexpr, CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr):
+    """Batch entry, channel and number of each row of the block, and which of them exist: `[R, 1]`."""
     i = tl.arange(0, R)[:, None].to(tl.int64)
     if CHANNELS_LAST:
         blocks = tl.cdiv(C, R)
-        b = (tl.program_id(0) // blocks).to(tl.int64)
-        c = (tl.program_id(0) % blocks).to(tl.int64) * R + i
+        b = (block // blocks).to(tl.int64)
+        c = (block % blocks).to(tl.int64) * R + i
         rows = c < C
         row = b * C + c
     else:
-        row = tl.program_id(0).to(tl.int64) * R + i
+        row = block.to(tl.int64) * R + i
         rows = row < n_rows
         b = row // C
         c = row % C
@@ -40,3 +40,14 @@ def steps_behind(base, rows, b_stride, c_stride, C, n_rows, V: tl.constexpr):
     """How many steps can be read behind the last of any row of this program before memory may end; V at most."""
     last_row = (n_rows // C - 1).to(tl.int64) * b_stride + (C - 1).to(tl.int64) * c_stride
     return tl.min(tl.min(tl.where(rows, tl.minimum(last_row - base, V), V), 1), 0).to(tl.int32)
+
+
+@triton.jit
+def leaves_row(tile, tiles, end, BLOCK: tl.constexpr, DESCENDING: tl.constexpr, WINDOW: tl.constexpr):
+    """Whether this program meets the last steps of its rows, which end at step `end` of the tiles."""
+    if WINDOW == 0:
+        return tl.full([1, 1], 1, tl.int1)
+    elif DESCENDING:
+        return tile + 1 == tiles
+    else:
+        return (end > tile * BLOCK) & (end <= tile * BLOCK + BLOCK)

@@ -4,44 +4,37 @@ Each group composes its steps into one map (product of gates, state from zero), 
 groups gives the state before each (Blelloch 1990, section 1.4: a recurrence is a scan of its coefficient pairs), and
 each group runs the recurrence once more from there, in the order of the definition.
 
-Packed sequences are one line with resets. A reset selects; a gate of zero would not do, since 0 * Inf is NaN.
+Packed sequences are one line with resets. Where programs share a row (`exchange`), the carry is what they hand on.
 """
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def compose(gate_l, state_l, gate_le, state_le, gate_r, state_r, gate_re, state_re):
-    """The map of the left groups, then that of the right ones; beside it (e) the same without the last group."""
-    return gate_l * gate_r, state_l * gate_r + state_r, gate_l * gate_re, state_l * gate_re + state_re
+from scan.kernels.exchange import carry_in
+from scan.kernels.maps import compose_both, compose_resets_both, enter
 
 
 @triton.jit
-def enter(gate, state, before):
-    """State after a map that starts from `before`, where a gate of NaN is a reset: it forgets what was before.
+def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.constexpr, RESETS: tl.constexpr):
+    """State before each group `[R, N]`, from the groups' maps and the state before the tile `[R, 1]`.
 
-    A NaN gate in the data means the same, since `state` is then NaN itself; and no product of gates loses the mark.
+    RESETS: the tile has some; PACKED: others of its row may.
     """
-    return tl.where(gate != gate, state, before * gate + state)
-
-
-@triton.jit
-def compose_with_resets(gate_l, state_l, gate_le, state_le, gate_r, state_r, gate_re, state_re):
-    """`compose` of maps that may be resets."""
-    return gate_l * gate_r, enter(gate_r, state_r, state_l), gate_l * gate_re, enter(gate_re, state_re, state_l)
-
-
-@triton.jit
-def enter_groups(gate, state, carry, PACKED: tl.constexpr):
-    """State before each group `[R, N]`, from the groups' maps and the state before the tile `[R, 1]`."""
     one = tl.full(gate.shape, 1.0, gate.dtype)
     zero = tl.zeros(gate.shape, gate.dtype)
-    if PACKED:
-        _, _, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose_with_resets)
+    if RESETS:
+        gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose_resets_both)
+    else:
+        gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose_both)
+    if WINDOW > 0:
+        N: tl.constexpr = gate.shape[1]
+        last = tl.arange(0, N)[None, :] == N - 1
+        gate_all = tl.sum(tl.where(last, gate_all, 0.0), 1)[:, None]
+        state_all = tl.sum(tl.where(last, state_all, 0.0), 1)[:, None]
+        carry = carry_in(gate_all, state_all, carry, exchange, WINDOW, PACKED)
+    if RESETS:
         return enter(gate, state, carry)
     else:
-        _, _, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose)
         return state + gate * carry
 
 
@@ -76,14 +69,14 @@ def exponentials(logs, V: tl.constexpr, LOG: tl.constexpr):
 
 
 @triton.jit
-def scan_tile(g, x, carry, V: tl.constexpr):
+def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr):
     """States of a tile in scan order, from the state before it `[R, 1]`; the last column is those after each group."""
     state = x[0]
     gate = g[0]
     for k in tl.static_range(1, V):
         state = g[k] * state + x[k]
         gate = gate * g[k]
-    h = enter_groups(gate, state, carry, False)
+    h = enter_groups(gate, state, carry, exchange, WINDOW, PACKED, False)
     states = ()
     for k in tl.static_range(V):
         h = g[k] * h + x[k]
@@ -92,14 +85,14 @@ def scan_tile(g, x, carry, V: tl.constexpr):
 
 
 @triton.jit
-def scan_packed_tile(g, x, carry, first_bits, first, before, V: tl.constexpr):
+def scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V: tl.constexpr, WINDOW: tl.constexpr):
     """`scan_tile` where sequences begin: `before` are the states before their `first` steps."""
     state = g[0] * (0.0 if before is None else tl.where(first[0], before[0], 0.0)) + x[0]
     gate = g[0]
     for k in tl.static_range(1, V):
         state = g[k] * tl.where(first[k], 0.0 if before is None else before[k], state) + x[k]
         gate = gate * g[k]
-    h = enter_groups(tl.where(first_bits != 0, float("nan"), gate), state, carry, True)
+    h = enter_groups(tl.where(first_bits != 0, float("nan"), gate), state, carry, exchange, WINDOW, True, True)
     states = ()
     for k in tl.static_range(V):
         h = g[k] * tl.where(first[k], 0.0 if before is None else before[k], h) + x[k]
@@ -108,14 +101,14 @@ def scan_packed_tile(g, x, carry, first_bits, first, before, V: tl.constexpr):
 
 
 @triton.jit
-def scan_tile_backward(g, d, carry, V: tl.constexpr):
+def scan_tile_backward(g, d, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr):
     """Gradients of tokens of a tile in scan order, and what flows out of each group, from what flows into the tile."""
     gate = g[0]
     d_x = d[0]
     for k in tl.static_range(1, V):
         d_x = g[k - 1] * d_x + d[k]
         gate = gate * g[k]
-    u = enter_groups(gate, g[V - 1] * d_x, carry, False)
+    u = enter_groups(gate, g[V - 1] * d_x, carry, exchange, WINDOW, False, False)
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = u + d[k]
@@ -125,14 +118,15 @@ def scan_tile_backward(g, d, carry, V: tl.constexpr):
 
 
 @triton.jit
-def scan_packed_tile_backward(g, d, carry, first_bits, first, begin, V: tl.constexpr):
+def scan_packed_tile_backward(g, d, carry, exchange, first_bits, first, begin, V: tl.constexpr, WINDOW: tl.constexpr):
     """`scan_tile_backward` where sequences are entered: `begin` are the gradients at their `first` steps."""
     gate = g[0]
     d_x = begin[0]
     for k in tl.static_range(1, V):
         d_x = tl.where(first[k], begin[k], g[k - 1] * d_x + d[k])
         gate = gate * g[k]
-    u = enter_groups(tl.where(first_bits != 0, float("nan"), gate), g[V - 1] * d_x, carry, True)
+    mark = tl.where(first_bits != 0, float("nan"), gate)
+    u = enter_groups(mark, g[V - 1] * d_x, carry, exchange, WINDOW, True, True)
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = tl.where(first[k], begin[k], u + d[k])
