@@ -48,6 +48,7 @@ MEASURERS = {
     "precision": Measurer("experiments.precision", times=False),
     "compile": Measurer("experiments.compile", times=True),
     "memory": Measurer("experiments.memory", times=False),
+    "training": Measurer("experiments.training", times=False),
 }
 
 
