@@ -8,10 +8,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from experiments import store
 from experiments.compose import CONF, settings_of
 from experiments.config import ConfigError
 from experiments.supervise import claimed, supervise
-from experiments.sweep import INTERRUPTED, UNUSABLE
+from experiments.sweep import FAILED, INTERRUPTED, UNUSABLE
 
 _STARTED_BY = os.getpid()
 _statuses: list[int] = []
@@ -30,6 +31,11 @@ def main(config: DictConfig) -> None:
     except ConfigError as error:
         status, problem = UNUSABLE, str(error)
         print(f"error: {error}", file=sys.stderr, flush=True)
+    except OSError as error:
+        status, problem = FAILED, store.full(error, config.outputs)
+        if problem is None:
+            raise
+        print(f"error: {problem}", file=sys.stderr, flush=True)
     _statuses.append(status)
     if status and config.fail_fast:
         sys.exit(status)

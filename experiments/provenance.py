@@ -36,6 +36,8 @@ MEASURING = (
     "roofline.py",
     "roofline_kernels.py",
     "timing.py",
+    "training.py",
+    "training_model.py",
     "truth.py",
     "tuning.py",
 )

@@ -27,6 +27,7 @@ QUICK = {
     "speed": ["experiment.dtype=[float32,bfloat16]", "experiment.T=[128,512]", "~experiment.also"],
     "packing": ["experiment.dtype=float32"],
     "precision": ["experiment.draws=8", "experiment.T=[128,512]"],
+    "training": ["experiment.draws=20"],
 }
 QUICK_MINUTES = 8
 """For all sweeps together; the paper, its report and the claims take another minute or so."""

@@ -1,5 +1,6 @@
 """Where a record lies, whether it still counts, and how it is written so that no moment of a kill can tear it."""
 
+import errno
 import json
 import math
 import os
@@ -9,6 +10,7 @@ from typing import Any
 
 RECORD = "record.json"
 FAILED_STATUSES = ("error",)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def folder(outputs: Path | str, stem: str, case_id: str, hardware: str) -> Path:
@@ -56,16 +58,30 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 def replace_file(path: Path, text: str) -> None:
     """Write a file under a temporary name in its folder, force it to the disk, rename it."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk, a part of a record would be in the way of whole ones
+        raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)  # the rename itself survives a power cut only once the directory is on the disk
     finally:
         os.close(directory)
+
+
+def full(error: OSError, outputs: Path | str) -> str | None:
+    """What to do where a write failed for want of room, in one sentence; None where it failed for another reason."""
+    if error.errno not in NO_ROOM:
+        return None
+    return (
+        f"There is no room left to write below {outputs} ({error.strerror}); make room and start the same command "
+        "again, every record that was written is kept."
+    )
 
 
 def finite(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Keep a sweep going: in a fresh process, and in another when a case ends that one, while that makes progress."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def supervise(settings: Settings, run_folder: Path, command: Sequence[str] = SWE
     events.add(OPENED, at=time.time())
     while True:
         ended_before = events.count(ENDED)
-        status = subprocess.run([*command, str(plan)], cwd=ROOT, check=False).returncode
+        status = subprocess.run([*command, str(plan), str(os.getpid())], cwd=ROOT, check=False).returncode
         if status in (DONE, FAILED, UNUSABLE, INTERRUPTED):
             return status
         _record_crash(events, settings, status)

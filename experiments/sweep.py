@@ -1,7 +1,7 @@
 """Measure the missing cases of a plan, in this process: `python -m experiments.sweep RUN_FOLDER/plan.json`.
 
-The supervisor starts it and restarts it. What ends this process (a broken CUDA context, a crash) costs the case that
-was being measured, nothing else: every other record is on the disk already.
+The supervisor starts it, with its own process id behind the plan, and restarts it. What ends this process (a broken
+CUDA context, a crash) costs the case that was being measured, nothing else: every other record is on the disk already.
 """
 
 import dataclasses
@@ -48,13 +48,14 @@ MEASURERS = {
     "precision": Measurer("experiments.precision", times=False),
     "compile": Measurer("experiments.compile", times=True),
     "memory": Measurer("experiments.memory", times=False),
+    "training": Measurer("experiments.training", times=False),
 }
 
 
 class Sweep:
     """The cases of one plan on this machine."""
 
-    def __init__(self, settings: Settings, run_folder: Path, machine: Machine) -> None:
+    def __init__(self, settings: Settings, run_folder: Path, machine: Machine, launcher: int | None = None) -> None:
         if settings.experiment.stem not in MEASURERS:
             known = ", ".join(MEASURERS)
             raise ConfigError(f"experiment.stem must be one of {known}, got {settings.experiment.stem!r}.")
@@ -67,7 +68,8 @@ class Sweep:
         self.provenance = collect_provenance(self.machine)
         self.gpu = GpuState(self.machine.uuid) if self.machine.device == "cuda" else None
         self.tracker = Tracker(settings.tracking, Path(settings.outputs))
-        self.launcher = os.getppid()
+        # Named by the supervisor, which may be gone by now: PyTorch takes seconds to import.
+        self.launcher = os.getppid() if launcher is None else launcher
         opened = self.events.opened()
         self.opened = time.time() if opened is None else opened
 
@@ -274,14 +276,23 @@ def _keep_traceback(folder: Path, name: str, text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the plan in the named file."""
+    """Run the plan in the named file, for as long as the process named behind it lives."""
     plan = Path(arguments[0])
+    outputs: Path | str = plan.parent
     try:
         settings = Settings.from_dict(json.loads(plan.read_text(encoding="utf-8")))
-        return Sweep(settings, plan.parent, this_machine()).run()
+        outputs = settings.outputs
+        launcher = int(arguments[1]) if len(arguments) > 1 else None
+        return Sweep(settings, plan.parent, this_machine(), launcher).run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return UNUSABLE
+    except OSError as error:
+        sentence = store.full(error, outputs)
+        if sentence is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

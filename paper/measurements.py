@@ -185,6 +185,7 @@ def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         "printed_speedup": (record.get("published") or {}).get("printed_speedup"),
         "roofline_exceeded_by": (protocol.get("roofline_exceeded_by") or {}).get(provider),
         "gate_values": protocol.get("gate_values"),
+        "exact_losses": protocol.get("exact_losses"),
         "layout": (result.get("detail") or {}).get("layout"),
         "packages": provenance.get("packages"),
         "results": providers,

@@ -64,8 +64,10 @@ def in_order(providers: object) -> list[str]:
     return sorted(set(providers), key=lambda name: (known.index(name) if name in known else len(known), name))  # type: ignore[call-overload]
 
 
-def grid(rows: int, columns: int, height_in: float, share_y: bool = True) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of small panels as wide as the text, all with the same horizontal axis, with room for a legend above."""
+def grid(
+    rows: int, columns: int, height_in: float, share_y: bool = True, share_x: bool = True
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of small panels as wide as the text, with room for a legend above."""
     pyplot.rcParams.update(
         {
             "font.family": "STIXGeneral",  # comes with matplotlib and matches the text's Times
@@ -92,7 +94,7 @@ def grid(rows: int, columns: int, height_in: float, share_y: bool = True) -> tup
         rows,
         columns,
         figsize=(TEXT_WIDTH_IN, height_in),
-        sharex=True,
+        sharex=share_x,
         sharey=share_y,
         squeeze=False,
         layout="constrained",

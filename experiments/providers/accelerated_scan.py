@@ -118,9 +118,7 @@ class Warp(_Kernels):
     def given(self, case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         gates, tokens, d_states = super().given(case, inputs)
         if _overruns(case):
-            gates, tokens, d_states = (
-                _with_slack(tensor, tensor.numel()).copy_(tensor) for tensor in (gates, tokens, d_states)
-            )
+            gates, tokens, d_states = (_padded(tensor) for tensor in (gates, tokens, d_states))
         return gates, tokens, d_states
 
     def output(self, case: Case, inputs: Inputs, name: str) -> Tensor:
@@ -183,8 +181,44 @@ class Ref(_AcceleratedScan):
         return too_large(self.name, case, device, _MOST_REF_ELEMENTS)
 
 
+def overruns(dtype: torch.dtype, T: int) -> bool:
+    """Whether the kernels of `warp` leave their tensors."""
+    return dtype in SIXTEEN_BIT and T >= _WARP_OVERRUNS_FROM
+
+
+def scan_with_slack(gates: Tensor, tokens: Tensor) -> Tensor:
+    """The function of `warp` where it would leave its tensors: the same kernels, each tensor with zeros behind it."""
+    return _Slack.apply(gates, tokens)
+
+
+class _Slack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, tokens: Tensor) -> Tensor:
+        from accelerated_scan.warp import warpscan_forward
+
+        gates, tokens = _padded(gates), _padded(tokens)
+        states = _with_slack(tokens, tokens.numel())
+        warpscan_forward(gates, tokens, states, False)
+        ctx.save_for_backward(gates, states)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor, Tensor]:
+        from accelerated_scan.warp import warpscan_backward
+
+        gates, states = ctx.saved_tensors
+        d_gates, d_tokens = (_with_slack(states, states.numel()) for _ in range(2))
+        warpscan_backward(gates, states, _padded(d_states), d_gates, d_tokens)
+        return d_gates, d_tokens
+
+
 def _overruns(case: Case) -> bool:
-    return DTYPES[case.dtype] in SIXTEEN_BIT and case.T >= _WARP_OVERRUNS_FROM
+    return overruns(DTYPES[case.dtype], case.T)
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    """A contiguous copy with zeros of the same size behind it."""
+    return _with_slack(tensor, tensor.numel()).copy_(tensor)
 
 
 def _with_slack(like: Tensor, elements: int) -> Tensor:

@@ -1,7 +1,8 @@
-"""Synthetic records of compiled layers and of memory, for tests alone."""
+"""Synthetic records of compiled layers, of memory and of trainings, for tests alone."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 
@@ -64,4 +65,31 @@ def memory_records(hardware: str = "h200") -> list[Record]:
             made = record("memory", hardware, {**case, "gates": "uniform_0_1"}, providers)
             made["case_id"] += str(dim)
             records.append(made)
+    return records
+
+
+def training_records(hardware: str = "h200", lengths: Iterable[int] = (256, 4096), steps: int = 40) -> list[Record]:
+    """Curves that agree; the sequential scan at the shortest length alone, warp wrong and then lost in bfloat16."""
+    draw, records = random.Random(0), []
+    for dtype in ("float32", "bfloat16"):
+        for T in lengths:
+            exact = [2 * math.exp(-step / steps) + 0.1 * draw.random() for step in range(steps)]
+            providers: Record = {}
+            for name, factor in (("ours", 1.0), ("warp", 1.4), ("sequential", 30.0)):
+                providers[name] = {
+                    "status": "ok", "reason": None, "losses": [loss + 1e-6 * draw.random() for loss in exact],
+                    "samples_ms": [factor * T / 256 * (1 + 0.02 * draw.random()) for _ in range(steps)],
+                    "errors": {"of_rounding": 0.5 * factor}, "detail": {"held_bytes": int(factor * 2**22)},
+                }  # fmt: skip
+            if T > min(lengths):
+                reason = "sequential takes a Python iteration a step."
+                providers["sequential"] = {"status": "unsupported", "reason": reason}
+                if dtype == "bfloat16":
+                    lost = [2.5] * (steps // 2) + [None] * (steps - steps // 2)
+                    reason = f"the loss is not finite from step {steps // 2} on."
+                    providers["warp"] |= {"status": "wrong", "reason": reason, "losses": lost}
+                    providers["warp"]["errors"] = {"of_rounding": None}
+            case = {"level": "api", "mode": "forward_backward", "dtype": dtype, "B": 8, "C": 128, "T": T, "dim": -2}
+            made = record("training", hardware, {**case, "gates": "uniform_0_1", "draws": steps}, providers)
+            records.append(made | {"protocol": {"timing": "steps", "l2": "warm", "exact_losses": exact}})
     return records

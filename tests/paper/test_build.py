@@ -47,7 +47,7 @@ def test_with_the_published_tables_alone_every_input_is_there(published, tmp_pat
 
 
 def test_every_stem_has_a_figure_and_a_table(built: Path) -> None:
-    for stem in ("speed", "packing", "precision", "compile"):
+    for stem in ("speed", "packing", "precision", "compile", "training"):
         assert "includegraphics" in (built / "figures" / f"{stem}.tex").read_text()
         assert "tabular" in (built / "tables" / f"{stem}.tex").read_text()
 
@@ -184,7 +184,7 @@ def test_the_roofline_is_called_too_slow_where_it_is(write_results: Write, synth
 
 
 def test_figures_can_be_read(figures: list[Figure]) -> None:
-    assert len(figures) == 7
+    assert len(figures) == 8
     for figure in figures:
         assert figure.get_figwidth() == style.TEXT_WIDTH_IN, "a figure that LaTeX would scale has other type sizes"
         texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]

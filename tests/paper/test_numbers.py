@@ -23,10 +23,9 @@ def definitions(text: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def text(measured: Measurements) -> str:
     """numbers.tex of the synthetic results, with a float in every file that the prose refers to."""
-    kinds = [f"figures/{name}" for name in ("speed", "packing", "precision", "compile")]
-    kinds += [
-        f"tables/{name}" for name in ("speed", "api", "variants", "packing", "precision", "compile", "memory", "gaps")
-    ]
+    kinds = [f"figures/{name}" for name in ("speed", "packing", "precision", "compile", "training")]
+    tables = ("speed", "api", "variants", "packing", "precision", "compile", "memory", "training", "gaps")
+    kinds += [f"tables/{name}" for name in tables]
     return numbers.make(measured, {kind: [Float(f"fig:{kind}", "")] for kind in kinds})
 
 
