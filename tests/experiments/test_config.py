@@ -160,6 +160,12 @@ def test_twelve_gigabytes_hold_the_lengths_of_the_published_tables():
     }
 
 
+def test_both_directions_take_the_memory_of_two():
+    limits = settings("hardware=rtx_3080_ti").hardware
+    longest = dataclasses.replace(CASE, level="kernel", mode="backward", B=8, C=1536, T=32768)
+    assert limits.fits(longest) and not limits.fits(dataclasses.replace(longest, directions="shared"))
+
+
 def test_few_rows_are_not_held_to_the_limit_of_many():
     limits = settings("hardware=rtx_3080_ti").hardware
     assert limits.fits(dataclasses.replace(CASE, mode="backward", B=1, C=4, T=131072))
@@ -201,17 +207,18 @@ def test_packed_cases_have_the_sum_of_their_lengths():
     [
         ("level", "kernel"), ("mode", "backward"), ("dtype", "float16"), ("B", 1), ("C", 4), ("T", 129), ("dim", -2),
         ("reverse", True), ("lengths", "2x64"), ("lengths", "2x1..127"), ("gates", "uniform_099_1"), ("draws", 2),
-        ("seed", 1), ("stem", "smoke"),
+        ("seed", 1), ("stem", "smoke"), ("directions", "shared"),
     ],
 )  # fmt: skip
 def test_every_field_of_a_case_shows_in_its_id(field, value):
     assert dataclasses.replace(CASE, **{field: value}).id != CASE.id
 
 
-def test_fewer_gradients_show_in_the_id_and_leave_the_others_as_they_were_stored():
+def test_later_fields_show_in_the_id_and_leave_the_others_as_they_were_stored():
     backward = dataclasses.replace(CASE, mode="backward")
     assert "-gates_only-" in dataclasses.replace(backward, needs="gates").id
     assert len({dataclasses.replace(backward, needs=needs).id for needs in NEEDS}) == 3
+    assert "-shared_sum-" in dataclasses.replace(CASE, directions="shared_sum").id
     stored = json.loads((ROOT / "paper/results/h200/speed.jsonl").read_text().splitlines()[0])
     assert Case(**stored["case"]).id == stored["case_id"]
 
@@ -232,7 +239,7 @@ def test_the_id_of_a_case_reads_and_stays():
         (["experiment.T=1.5"], "T must be an integer of at least 1, got 1.5."),
         (
             ["experiment.dtype=float31"],
-            "dtype must be one of 'float32', 'float16', 'bfloat16', 'float64', got 'float31'.",
+            "dtype must be one of 'float32', 'float16', 'bfloat16', 'float64', 'complex64', got 'float31'.",
         ),
         (["experiment.dim=1"], "dim must be -1 (time last) or -2 (channels last), got 1."),
         (["experiment.reverse=maybe"], "reverse must be true or false, got 'maybe'."),
@@ -245,9 +252,17 @@ def test_the_id_of_a_case_reads_and_stays():
         (["experiment.needs=states"], "needs must be one of 'gates,tokens', 'gates', 'tokens', got 'states'."),
         (["experiment.needs=gates"], "needs must be 'gates,tokens' where mode is 'forward', got 'gates'."),
         (
+            ["experiment.directions=both"],
+            "directions must be one of 'causal', 'branched', 'shared', 'shared_sum', got 'both'.",
+        ),
+        (
+            ["experiment.directions=shared", "~experiment.also", "experiment.reverse=true"],
+            "directions must be 'causal' where reverse, lengths or needs are set, got 'shared'.",
+        ),
+        (
             ["+experiment.also.few.N=3"],
             "experiment.also.few.N is no axis; the axes are dtype, mode, level, B, C, T, dim, reverse, lengths, gates, "
-            "needs.",
+            "needs, directions.",
         ),
         (["+experiment.also.few=3"], "experiment.also.few must be a mapping with the axes that differ, got 3."),
         (["experiment.also=3"], "experiment.also must be a mapping from names to blocks of axes, got 3."),
