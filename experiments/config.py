@@ -93,8 +93,8 @@ class Case:
     seed: int = 0
     needs: str = NEEDS[0]
     directions: str = DIRECTIONS[0]
-    """Both at once where it is not causal: of tensors of their own (`branched`), of the same gates and tokens (`shared`),
-    of the same with the states added (`shared_sum`)."""
+    """Both at once where it is not causal: of tensors of their own (`branched`), of the same gates and tokens
+    (`shared`), of the same with the states added (`shared_sum`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.stem, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", self.stem):
@@ -115,7 +115,8 @@ class Case:
         _choice("directions", self.directions, DIRECTIONS)
         if self.directions != DIRECTIONS[0] and (self.reverse or self.lengths or self.needs != NEEDS[0]):
             raise ConfigError(
-                f"directions must be {DIRECTIONS[0]!r} where reverse, lengths or needs are set, got {self.directions!r}."
+                f"directions must be {DIRECTIONS[0]!r} where reverse, lengths or needs are set, "
+                f"got {self.directions!r}."
             )
         if self.lengths and sum(self.sequence_lengths) != self.T:
             raise ConfigError(f"T must be the sum of lengths {self.lengths!r}, got {self.T}.")

@@ -13,9 +13,10 @@ A method that mixes both is covered by the sum. To first order (Higham 2002, sec
 
     |computed - h[t]| <= u ((4 log2(T) + 4) H[t] + L[t]) + v |h[t]|
 
-The last term is the one rounding to the output dtype. A product of complex numbers, whose error is at most 2 sqrt(2) u to
-first order (Higham 2002, lemma 3.5), makes u that much larger. d_tokens obeys the same recurrence backwards in time. d_gates is
-the product of d_tokens and the state before, which may have been stored in the output dtype in between.
+The last term is the one rounding to the output dtype. The product of two complex numbers is off by at most 2 sqrt(2) u
+to first order (Higham 2002, lemma 3.5): for them u is that much larger. d_tokens obeys the same recurrence backwards in
+time. d_gates is the product of d_tokens and the state before, which may have been stored in the output dtype in
+between.
 """
 
 from __future__ import annotations

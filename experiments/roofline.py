@@ -50,7 +50,7 @@ _BOTH = {
     "shared": {"forward": ((2, 2),), "backward": ((5, 2),), "forward_backward": ((2, 2), (5, 2))},
     "shared_sum": {"forward": ((2, 1),), "backward": ((4, 2),), "forward_backward": ((2, 3), (4, 2))},
 }
-"""Both directions: backward reads the states and d_states of each and its gates, all of them once. The states of a sum are
+"""Both directions: backward reads the gates, states and d_states of each, what they share once. The states of a sum are
 written beside it where a backward follows."""
 
 

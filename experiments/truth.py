@@ -1,8 +1,9 @@
 """The exact states and gradients of given rows: `scan.reference.sequential_scan` in float64, both directions at once.
 
-All tensors here are `[T, n]`, float64 (complex128 for complex), on the device of what they are compared with: time first, which is several times
-faster for a loop over time. The loop runs over the steps of all blocks of about sqrt(T) steps at once, then over the
-blocks; that differs from one loop over all steps by a few roundings of float64 (Higham 2002, section 3.1).
+All tensors here are `[T, n]`, float64 (complex128 where a case is complex), on the device of what they are compared
+with: time first, which is several times faster for a loop over time. The loop runs over the steps of all blocks of
+about sqrt(T) steps at once, then over the blocks; that differs from one loop over all steps by a few roundings of
+float64 (Higham 2002, section 3.1).
 
 The gradient of the tokens obeys the same recurrence backwards in time, `D[t] = d_states[t] + g[t+1] D[t+1]`, and that
 of the gates is `D[t] h[t-1]`; so one scan over twice the rows gives all three. Of complex numbers `g` and `h` are then

@@ -58,7 +58,7 @@ class Transposed(AutogradProvider):
 
 
 class TwoLaunches(BothDirections):
-    """Both directions as a causal scan of ours and a reverse one; where they are added, a kernel of PyTorch adds them."""
+    """Both directions as two scans of ours; where they are added, a kernel of PyTorch adds them."""
 
     name = "two_launches"
     devices = Ours.devices

@@ -13,7 +13,16 @@ import pytest
 hydra = pytest.importorskip("hydra")
 
 from experiments.compose import CONF, compose, options, settings_of  # noqa: E402
-from experiments.config import NEEDS, Case, ConfigError, Hardware, Measure, Settings, parse_lengths  # noqa: E402
+from experiments.config import (  # noqa: E402
+    NEEDS,
+    PROVIDERS,
+    Case,
+    ConfigError,
+    Hardware,
+    Measure,
+    Settings,
+    parse_lengths,
+)
 from experiments.hardware import ROOT, Machine, check, overrides_for  # noqa: E402
 
 LENGTHS = tuple(2**power for power in range(7, 17))
@@ -93,6 +102,44 @@ def test_packing_is_four_packings_and_a_pair_of_the_same_total():
     api = {case.lengths: case for case in made if case.level == "api"}
     assert {len(case.sequence_lengths): case.T for case in api.values()} == {8: 65536, 1024: 65536}
     assert {(case.B, case.C) for case in made} == {(1, 1536)}
+
+
+def test_layouts_hold_channels_last_at_even_and_odd_numbers_of_channels():
+    cases = settings("experiment=layouts").experiment.cases()
+    assert {case.dim for case in cases} == {-2} and {case.level for case in cases} == {"kernel"}
+    shapes = {(case.B, case.T, case.C) for case in cases}
+    lengths = (512, 1024, 2048, 4096, 8192, 16384)
+    assert shapes == {*((8, T, 1536) for T in lengths), (2, 65536, 1536), (8, 4096, 100), (8, 4096, 1537)}
+    assert len(cases) == len(shapes) * 2 * 2
+
+
+def test_few_rows_are_seven_shapes_and_one_of_complex_numbers():
+    cases = settings("experiment=few_rows").experiment.cases()
+    shapes = {(case.dtype, case.C, case.T) for case in cases}
+    assert shapes == {
+        *(("float32", C, T) for C, T in (
+            (512, 2**17), (64, 2**20), (1, 2**24), (16, 2**16), (1, 2**20), (4, 2**20), (4096, 2**10)
+        )),
+        ("complex64", 512, 2**17),
+    }  # fmt: skip
+    assert len(cases) == 2 * len(shapes) and {(case.B, case.dim) for case in cases} == {(1, -1)}
+
+
+def test_both_directions_have_three_forms_and_calls_of_a_training_step():
+    cases = settings("experiment=bidirectional").experiment.cases()
+    assert {case.directions for case in cases} == {"branched", "shared", "shared_sum"}
+    kernel, api = ([case for case in cases if case.level == level] for level in ("kernel", "api"))
+    assert {case.T for case in kernel} == set(LENGTHS) and len(kernel) == 3 * 10 * 2 * 2
+    assert {(case.T, case.mode) for case in api} == {(T, "forward_backward") for T in (128, 256, 1024)}
+
+
+@pytest.mark.parametrize("experiment", ["layouts", "few_rows", "bidirectional"])
+def test_an_experiment_names_its_providers_unless_told_otherwise(experiment):
+    made = settings(f"experiment={experiment}")
+    assert {"ours", "roofline"} < set(made.providers) < set(PROVIDERS)
+    assert settings(f"experiment={experiment}", "providers=ours").providers == ("ours", "roofline")
+    assert settings(f"experiment={experiment}", "providers.names=[hgrn]").providers == ("hgrn",)
+    assert not {"transposed", "complex", "two_launches", "warp_flips"} & set(settings().providers)
 
 
 def test_an_axis_named_by_hand_holds_in_every_block():
