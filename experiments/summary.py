@@ -7,7 +7,7 @@ import pandas as pd
 from experiments.records import QUANTITIES
 
 MODES = {"forward": "forward", "backward": "backward", "forward_backward": "both"}
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
 GATES = {"uniform_0_1": "[0, 1)", "uniform_099_1": "[0.99, 1)"}
 
 
