@@ -33,7 +33,8 @@ def _fractions(machine: Machine, rows: pd.DataFrame, folder: Path) -> Float:
         for j, (mode, dtype) in enumerate(kinds):
             points = rows[(rows["directions"] == form) & (rows["mode"] == mode) & (rows["dtype"] == dtype)]
             lines.fraction(axes[i][j], points, rows, "" if i else f"{style.MODES[mode]}, {dtype}")
-        axes[i][0].set_ylabel(f"{FORMS[form]}\nfraction of roofline")
+        axes[i][0].set_ylabel(FORMS[form])
+    figure_.supylabel("fraction of roofline", fontsize=8)
     for panel in chain.from_iterable(axes):
         style.time_axis(panel, sorted(set(rows["T"])))
     for panel in axes[-1]:

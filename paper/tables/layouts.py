@@ -12,8 +12,8 @@ def make(measurements: Measurements) -> list[Float]:
     floats = []
     for machine, rows in shapes.measured(measurements, "layouts"):
         names = shapes.peers(rows)
-        columns, head = shapes.head(["$B$", "$C$", "$T$"], names)
-        body = shapes.body(rows, ["B", "C", "T"], names, len(columns))
+        columns, head = shapes.head(["$T$", "$C$", "$B$"], names)
+        body = shapes.body(rows, ["T", "C", "B"], names, len(columns))
         caption = (
             f"Channels last on {escape(machine.title)}, in ms{conditions(rows)}. \\emph{{limit}}: fraction of the "
             r"roofline that ours reaches, with its 95\,\% interval. \emph{transposed}: copies of gates and tokens with "

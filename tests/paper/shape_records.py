@@ -42,7 +42,7 @@ def layouts_records(hardware: str = "h200") -> list[Record]:
                 limit = B * C * T * moved * ITEMSIZE[dtype] / 4.2e9 + 0.004
                 shares = {"ours": 0.93, "transposed": 0.3, "hgrn": 0.37, "roofline": 1.0}
                 providers = timed(limit, shares, draw)
-                providers["warp"] = {"status": "unsupported", "reason": "warp takes time contiguous."}
+                providers["scalar"] = {"status": "unsupported", "reason": "scalar takes time contiguous."}
                 if C == 100:
                     providers["hgrn"] |= {"status": "wrong", "reason": "states differ."}
                 case = {"mode": mode, "dtype": dtype, "B": B, "C": C, "T": T, "dim": -2}
@@ -51,7 +51,7 @@ def layouts_records(hardware: str = "h200") -> list[Record]:
 
 
 def few_rows_records(hardware: str = "h200") -> list[Record]:
-    """One row, some and many; ours has no kernel for complex numbers."""
+    """One row, some and many; of complex numbers in one shape."""
     draw, records = random.Random(5), []
     for dtype, C, T in [*(("float32", C, T) for C, T in ((1, 131072), (512, 131072), (4096, 1024))),
                         ("complex64", 512, 131072)]:  # fmt: skip
@@ -62,8 +62,7 @@ def few_rows_records(hardware: str = "h200") -> list[Record]:
             providers["complex"] = {"status": "unsupported", "reason": "complex has no float32."}
             if dtype == "complex64":
                 providers["complex"] = timed(limit, {"complex": 0.6}, draw)["complex"]
-                for name, reason in (("ours", "one call took 3 s."), ("scalar", "scalar has no complex64.")):
-                    providers[name] = {"status": "unsupported", "reason": reason}
+                providers["scalar"] = {"status": "unsupported", "reason": "scalar has no complex64."}
             case = {"mode": mode, "dtype": dtype, "B": 1, "C": C, "T": T}
             records.append(made("few_rows", hardware, case, providers))
     return records
