@@ -1,5 +1,6 @@
-"""Layouts: channels last, each provider as a fraction of the roofline over the lengths of one shape."""
+"""Layouts: channels last, each provider as a fraction of the roofline over the lengths that one B and C have."""
 
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +19,8 @@ def make(measurements: Measurements, folder: Path) -> list[Float]:
         rows = measurements.every(machine, "layouts", level="kernel")
         rows = rows[rows["fraction"].notna()]
         if len(rows):
-            B, C = rows.groupby(["B", "C"])["T"].nunique().idxmax()
+            shapes = rows.drop_duplicates(["B", "C", "T"])
+            B, C = Counter(zip(shapes["B"], shapes["C"], strict=True)).most_common(1)[0][0]
             floats.append(_fractions(machine, rows[(rows["B"] == B) & (rows["C"] == C)], folder))
     return floats
 
