@@ -28,7 +28,7 @@ QUICK = {
     "packing": ["experiment.dtype=float32"],
     "layouts": ["experiment.dtype=float32", "~experiment.also"],
     "few_rows": ["~experiment.also.rows_64", "~experiment.also.rows_4", "~experiment.also.row_of_16_million"],
-    "bidirectional": ["experiment.dtype=float32", "experiment.T=[128,512]"],
+    "bidirectional": ["experiment.dtype=float32"],
     "precision": ["experiment.draws=8", "experiment.T=[128,512]"],
 }
 QUICK_MINUTES = 8
