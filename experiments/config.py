@@ -16,11 +16,12 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, TypeVar
 
-DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPES = ("float32", "float16", "bfloat16", "float64", "complex64")
 MODES = ("forward", "backward", "forward_backward")
 LEVELS = ("kernel", "api", "")
 GATES = ("uniform_0_1", "uniform_099_1")
 NEEDS = ("gates,tokens", "gates", "tokens")
+DIRECTIONS = ("causal", "branched", "shared", "shared_sum")
 TRACKING_MODES = ("offline", "online", "disabled")
 PROVIDERS = (
     "ours",
@@ -35,6 +36,10 @@ PROVIDERS = (
     "blelloch",
     "associative_scan_triton",
     "linrec",
+    "transposed",
+    "complex",
+    "two_launches",
+    "warp_flips",
     "roofline",
 )
 
@@ -87,6 +92,9 @@ class Case:
     draws: int = 1
     seed: int = 0
     needs: str = NEEDS[0]
+    directions: str = DIRECTIONS[0]
+    """Both at once where it is not causal: of tensors of their own (`branched`), of the same gates and tokens
+    (`shared`), of the same with the states added (`shared_sum`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.stem, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", self.stem):
@@ -104,6 +112,12 @@ class Case:
         _choice("needs", self.needs, NEEDS)
         if self.needs != NEEDS[0] and self.mode != "backward":
             raise ConfigError(f"needs must be {NEEDS[0]!r} where mode is {self.mode!r}, got {self.needs!r}.")
+        _choice("directions", self.directions, DIRECTIONS)
+        if self.directions != DIRECTIONS[0] and (self.reverse or self.lengths or self.needs != NEEDS[0]):
+            raise ConfigError(
+                f"directions must be {DIRECTIONS[0]!r} where reverse, lengths or needs are set, "
+                f"got {self.directions!r}."
+            )
         if self.lengths and sum(self.sequence_lengths) != self.T:
             raise ConfigError(f"T must be the sum of lengths {self.lengths!r}, got {self.T}.")
 
@@ -124,9 +138,12 @@ class Case:
         ]
         words += ["channels_last" if self.dim == -2 else "", "reverse" if self.reverse else ""]
         words += [f"{self.needs}_only" if self.needs != NEEDS[0] else ""]
+        words += [self.directions if self.directions != DIRECTIONS[0] else ""]
         fields = dataclasses.asdict(self)
-        if self.needs == NEEDS[0]:
-            del fields["needs"]  # a field that came later: cases stored before it keep their names
+        # Fields that came later: cases stored before them keep their names.
+        for name, default in (("needs", NEEDS[0]), ("directions", DIRECTIONS[0])):
+            if fields[name] == default:
+                del fields[name]
         return "-".join([word for word in words if word] + [digest(fields)[:10]])
 
 
@@ -180,6 +197,7 @@ class Experiment:
     lengths: tuple[str, ...] = ("",)
     gates: tuple[str, ...] = ("uniform_0_1",)
     needs: tuple[str, ...] = NEEDS[:1]
+    directions: tuple[str, ...] = DIRECTIONS[:1]
     draws: int = 1
     seed: int = 0
     also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -219,12 +237,13 @@ class Experiment:
     def _product(self) -> list[Case]:
         rows = product(self.lengths, self.B, self.C, self.T)
         cases = []
-        for level, dtype, gates, (lengths, B, C, T), reverse, dim, mode, needs in product(
-            self.level, self.dtype, self.gates, rows, self.reverse, self.dim, self.mode, self.needs
+        for level, dtype, directions, gates, (lengths, B, C, T), reverse, dim, mode, needs in product(
+            self.level, self.dtype, self.directions, self.gates, rows, self.reverse, self.dim, self.mode, self.needs
         ):
             total = sum(parse_lengths(lengths)) if lengths else T
             draw = (self.draws, self.seed)
-            cases.append(Case(self.stem, level, mode, dtype, B, C, total, dim, reverse, lengths, gates, *draw, needs))
+            way = (dim, reverse, lengths, gates, *draw, needs, directions)
+            cases.append(Case(self.stem, level, mode, dtype, B, C, total, *way))
         return cases
 
 
@@ -260,7 +279,8 @@ class Hardware:
     def fits(self, case: Case) -> bool:
         """Whether the case is no larger than the largest known to fit."""
         longest = self.longest.get(f"{case.level}_{case.mode}", self.longest.get(case.mode))
-        return longest is None or case.B * case.C * case.T <= self.rows * longest
+        scans = 1 if case.directions == DIRECTIONS[0] else 2
+        return longest is None or scans * case.B * case.C * case.T <= self.rows * longest
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -17,9 +17,9 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
+    "complex64": torch.complex64,
 }
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_SHARED = ("gates", "tokens", "d_states", "cu_seqlens")
 GATE_RANGES = {"uniform_0_1": (0.0, 1.0), "uniform_099_1": (0.99, 1.0)}
 
 
@@ -31,12 +31,17 @@ class Inputs:
     tokens: Tensor
     d_states: Tensor
     cu_seqlens: Tensor | None = None
+    gates_reverse: Tensor | None = None
+    """The second branch, where the directions have tensors of their own."""
+    tokens_reverse: Tensor | None = None
+    d_states_reverse: Tensor | None = None
+    """Where the second direction has states of its own."""
     _buffers: dict[str, Tensor] = field(default_factory=dict)
 
     def shared(self) -> dict[str, Tensor]:
         """What every provider is given, and none may modify."""
-        tensors = {"gates": self.gates, "tokens": self.tokens, "d_states": self.d_states}
-        return tensors if self.cu_seqlens is None else {**tensors, "cu_seqlens": self.cu_seqlens}
+        names = ("gates", "tokens", "d_states", "cu_seqlens", "gates_reverse", "tokens_reverse", "d_states_reverse")
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
     def kept(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A tensor made from these inputs once, for all who read it and do not write to it."""
@@ -60,19 +65,32 @@ def draw(case: Case, device: str, index: int = 0) -> Inputs:
     """Set number `index` of a case: gates uniform in the range that the case names, tokens and d_states normal.
 
     Drawn in float32 (float64 for float64) and rounded to the dtype, so the gates of 16-bit dtypes can become exactly 1.
+    Complex gates have their modulus in the range and any angle.
     """
     dtype = DTYPES[case.dtype]
     drawn = torch.promote_types(dtype, torch.float32)
     generator = torch.Generator(device).manual_seed(case.seed + 1_000_003 * index)
-    low, high = GATE_RANGES[case.gates]
     rows = (case.B, case.C, case.T)
-    gates = torch.rand(rows, dtype=drawn, device=device, generator=generator)
-    # Rounding low + (high - low) * u may reach the end of the range, which is open.
-    gates.mul_(high - low).add_(low).clamp_(max=_below(high, drawn))
-    tokens, d_states = (
-        _arranged(torch.randn(rows, dtype=drawn, device=device, generator=generator).to(dtype), case) for _ in range(2)
-    )
-    return Inputs(_arranged(gates.to(dtype), case), tokens, d_states, _cu_seqlens(case, device))
+
+    def gates() -> Tensor:
+        low, high = GATE_RANGES[case.gates]
+        sizes = torch.rand(rows, dtype=drawn.to_real(), device=device, generator=generator)
+        # Rounding low + (high - low) * u may reach the end of the range, which is open.
+        sizes.mul_(high - low).add_(low).clamp_(max=_below(high, drawn.to_real()))
+        if not dtype.is_complex:
+            return _arranged(sizes.to(dtype), case)
+        angles = torch.rand(rows, dtype=drawn.to_real(), device=device, generator=generator).mul_(2 * math.pi)
+        return _arranged(torch.polar(sizes, angles), case)
+
+    def normal() -> Tensor:
+        return _arranged(torch.randn(rows, dtype=drawn, device=device, generator=generator).to(dtype), case)
+
+    inputs = Inputs(gates(), normal(), normal(), _cu_seqlens(case, device))
+    if case.directions == "branched":
+        inputs = replace(inputs, gates_reverse=gates(), tokens_reverse=normal())
+    if case.directions in ("branched", "shared"):
+        inputs = replace(inputs, d_states_reverse=normal())
+    return inputs
 
 
 def redraw(sets: Sequence[Inputs], case: Case, device: str) -> None:
@@ -87,10 +105,10 @@ def checksums(sets: Sequence[Inputs]) -> Tensor:
     return torch.stack([torch.stack([_bits(t) for t in each.shared().values()]) for each in sets])
 
 
-def changed(before: Tensor, after: Tensor) -> list[str]:
-    """The names of the tensors whose checksums differ in any set."""
-    differs = (before != after).any(0).tolist()
-    return [name for name, each in zip(_SHARED, differs, strict=False) if each]
+def changed(sets: Sequence[Inputs], before: Tensor) -> list[str]:
+    """The names of the tensors that have another checksum than before in any set."""
+    differs = (before != checksums(sets)).any(0).tolist()
+    return [name for name, each in zip(sets[0].shared(), differs, strict=True) if each]
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -42,10 +42,10 @@ def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: 
         with clock.of(name):
             try:
                 results[name] = measure(PROVIDERS[name], stacked, given, drawn, case.draws)
-                modified = changed(sums, checksums([given]))
+                modified = changed([given], sums)
             except Exception as error:
                 results[name] = failures.result(name, error)
-                modified = [] if failures.broken_by else changed(sums, checksums([given]))
+                modified = [] if failures.broken_by else changed([given], sums)
         if modified:
             if results[name]["status"] not in ("error", "oom"):
                 results[name] = {"status": "wrong", "reason": f"it modifies its inputs: {', '.join(modified)}."}

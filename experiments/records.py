@@ -74,6 +74,7 @@ def _row(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         "device": provenance.get("gpu") or provenance.get("cpu"),
         "case_id": record["case_id"],
         "needs": "gates,tokens",  # what cases asked for before they had a choice
+        "directions": "causal",  # likewise
         **record["case"],
         "provider": provider,
         "status": result["status"],

@@ -26,6 +26,9 @@ WITHOUT_CLAIM = ("smoke", "tuning")
 QUICK = {
     "speed": ["experiment.dtype=[float32,bfloat16]", "experiment.T=[128,512]", "~experiment.also"],
     "packing": ["experiment.dtype=float32"],
+    "layouts": ["experiment.dtype=float32", "~experiment.also"],
+    "few_rows": ["~experiment.also.rows_64", "~experiment.also.rows_4", "~experiment.also.row_of_16_million"],
+    "bidirectional": ["experiment.dtype=float32"],
     "precision": ["experiment.draws=8", "experiment.T=[128,512]"],
     "training": ["experiment.draws=20"],
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.config import Case
+from experiments.config import DIRECTIONS, Case
 from experiments.inputs import Inputs, bytes_of
 from experiments.providers.base import Call, Provider, outputs_of, wanted
 from experiments.timing import EventSampler, GraphSampler, Sampler, flush_buffer, graph_order, l2_bytes
@@ -44,12 +45,23 @@ def variants() -> list[Variant]:
     return grid
 
 
+_BOTH = {
+    "branched": {"forward": ((4, 2),), "backward": ((6, 4),), "forward_backward": ((4, 2), (6, 4))},
+    "shared": {"forward": ((2, 2),), "backward": ((5, 2),), "forward_backward": ((2, 2), (5, 2))},
+    "shared_sum": {"forward": ((2, 1),), "backward": ((4, 2),), "forward_backward": ((2, 3), (4, 2))},
+}
+"""Both directions: backward reads the gates, states and d_states of each, what they share once. The states of a sum are
+written beside it where a backward follows."""
+
+
 def traffic(case: Case) -> tuple[tuple[int, int], ...]:
     """Tensors read and written by each kernel of a case when each is moved once.
 
     Backward reads gates, d_states and, only for the gradient of the gates, states. Offsets of packed sequences, 4 bytes
     a sequence, are left out.
     """
+    if case.directions in _BOTH:
+        return _BOTH[case.directions][case.mode]
     backward = (3, 2) if len(wanted(case)) == 2 else (3, 1) if "gates" in wanted(case) else (2, 1)
     parts = {"forward": ((2, 1),), "backward": (backward,), "forward_backward": ((2, 1), backward)}
     return parts[case.mode]
@@ -63,8 +75,9 @@ def bytes_moved(case: Case) -> int:
 class Roofline(Provider):
     name = "roofline"
     devices = ("cuda", "cpu")
-    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
     dims = (-1, -2)
+    directions = DIRECTIONS
     packed = True
     reversible = True
     selective = True
@@ -134,18 +147,19 @@ class _Part:
 
     def run(self) -> None:
         if self.variant is None:
-            if len(self.reads) == 3 and len(self.writes) == 1:
-                torch.addcmul(*self.reads, out=self.writes[0])
-                return
-            torch.add(self.reads[0], self.reads[1], out=self.writes[0])
-            for source, target in zip(self.reads[2:], self.writes[1:], strict=True):
-                target.copy_(source)
+            for sources, target in zip(_shares(self.reads, len(self.writes)), self.writes, strict=True):
+                if len(sources) == 1:
+                    target.copy_(sources[0])
+                elif len(sources) == 2:
+                    torch.add(*sources, out=target)
+                else:
+                    torch.addcmul(*sources, out=target)
             return
         from experiments.roofline_kernels import move
 
         kernel: Any = move
-        arrays = [*self.reads, *[self.reads[0]] * (4 - len(self.reads))]
-        arrays += [*self.writes, *[self.writes[0]] * (3 - len(self.writes))]
+        arrays = [*self.reads, *[self.reads[0]] * (6 - len(self.reads))]
+        arrays += [*self.writes, *[self.writes[0]] * (4 - len(self.writes))]
         words = self.writes[0].numel()
         kernel[(-(-words // self.variant.block),)](
             *arrays, words, READS=len(self.reads), WRITES=len(self.writes),
@@ -157,8 +171,8 @@ class _Part:
         step = max(1, self.writes[0].numel() // _COMPARED)
         reads = [tensor[::step] for tensor in self.reads]
         if self.variant is None:
-            one = len(reads) == 3 and len(self.writes) == 1
-            expected = [reads[0] + reads[1] * reads[2]] if one else [reads[0] + reads[1], *reads[2:]]
+            shares = _shares(reads, len(self.writes))
+            expected = [a + math.prod(more) if more else a for a, *more in shares]
         else:
             total = reads[0].clone()
             for tensor in reads[1:]:
@@ -167,18 +181,49 @@ class _Part:
         return all(torch.equal(tensor[::step], value) for tensor, value in zip(self.writes, expected, strict=True))
 
 
+def _shares(reads: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
+    """The arrays that make each of `count` outputs on the CPU: all of them in order, up to three an output."""
+    least, more = divmod(len(reads), count)
+    shares, start = [], 0
+    for output in range(count):
+        end = start + least + (output < more)
+        # More outputs than arrays: the first again.
+        shares.append(reads[start:end] or reads[:1])
+        start = end
+    return shares
+
+
 def _part(case: Case, inputs: Inputs, number: int, variant: Variant | None) -> _Part:
-    reads, _ = traffic(case)[number]
-    # The backward kernel reads states that a forward kernel has just written, where there was one.
-    second = inputs.buffer("states") if number > 0 else inputs.tokens
-    sources = (inputs.gates, second, inputs.d_states)
+    reads, writes = traffic(case)[number]
     forward = case.mode != "backward" and number == 0
-    names = [name for name in outputs_of(case) if (name == "states") == forward]
+    sources = _read(case, inputs, forward, after_forward=number > 0)
+    names = [name for name in outputs_of(case) if name.startswith("states") == forward]
+    names += [f"saved {way}" for way in range(writes - len(names))]
     targets = tuple(inputs.buffer(name) for name in names)
     return _Part(
         tuple(_words(tensor) for tensor in sources[:reads]), tuple(_words(tensor) for tensor in targets),
         targets, variant,
     )  # fmt: skip
+
+
+def _read(case: Case, inputs: Inputs, forward: bool, after_forward: bool) -> list[Tensor]:
+    """What a part reads, most wanted first: fewer gradients read fewer.
+
+    The backward kernel reads states that a forward kernel has just written, where there was one, and else other memory
+    of that size.
+    """
+    gates, tokens = [inputs.gates], [inputs.tokens]
+    if inputs.gates_reverse is not None and inputs.tokens_reverse is not None:
+        gates, tokens = [*gates, inputs.gates_reverse], [*tokens, inputs.tokens_reverse]
+    if forward:
+        return [*gates, *tokens]
+    ways = 1 if case.directions == DIRECTIONS[0] else 2
+    names = {"shared_sum": ("saved 0", "saved 1")}.get(case.directions, ("states", "states_reverse"))[:ways]
+    states = [inputs.buffer(name) for name in names]
+    if not after_forward:
+        states[: len(tokens)] = tokens
+    d_states = [inputs.d_states] if inputs.d_states_reverse is None else [inputs.d_states, inputs.d_states_reverse]
+    return [*gates, *states, *d_states]
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import triton.language as tl
 
 @triton.jit
 def _tile(
-    a, b, c, d,
-    x, y, z,
+    a, b, c, d, e, f,
+    w, x, y, z,
     index, inside,
     READS: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
@@ -18,17 +18,23 @@ def _tile(
         value ^= tl.load(c + index, mask=inside)
     if READS > 3:
         value ^= tl.load(d + index, mask=inside)
-    tl.store(x + index, value, mask=inside)
+    if READS > 4:
+        value ^= tl.load(e + index, mask=inside)
+    if READS > 5:
+        value ^= tl.load(f + index, mask=inside)
+    tl.store(w + index, value, mask=inside)
     if WRITES > 1:
-        tl.store(y + index, value, mask=inside)
+        tl.store(x + index, value, mask=inside)
     if WRITES > 2:
+        tl.store(y + index, value, mask=inside)
+    if WRITES > 3:
         tl.store(z + index, value, mask=inside)
 
 
 @triton.jit
 def move(
-    a, b, c, d,
-    x, y, z,
+    a, b, c, d, e, f,
+    w, x, y, z,
     words,
     READS: tl.constexpr, WRITES: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
@@ -41,6 +47,6 @@ def move(
     index = tl.max_contiguous(tl.multiple_of(start + tl.arange(0, BLOCK), [VECTOR]), [VECTOR])
     # A mask that no whole vector shares would make every load scalar, so only the last tile has one.
     if start + BLOCK <= words:
-        _tile(a, b, c, d, x, y, z, index, None, READS, WRITES)
+        _tile(a, b, c, d, e, f, w, x, y, z, index, None, READS, WRITES)
     else:
-        _tile(a, b, c, d, x, y, z, index, index < words, READS, WRITES)
+        _tile(a, b, c, d, e, f, w, x, y, z, index, index < words, READS, WRITES)

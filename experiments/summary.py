@@ -7,7 +7,7 @@ import pandas as pd
 from experiments.records import QUANTITIES
 
 MODES = {"forward": "forward", "backward": "backward", "forward_backward": "both"}
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
 GATES = {"uniform_0_1": "[0, 1)", "uniform_099_1": "[0.99, 1)"}
 
 
@@ -49,6 +49,34 @@ def packing_lines(rows: pd.DataFrame) -> Iterable[str]:
         words = f"{row['level']} {MODES[row['mode']]}"
         numbers = f"{_number(row['median_ms']):>10}{_number(per_token):>12}{_number(fraction):>13}"
         yield f"  {row['lengths']:22}{words:>18}{row['T']:>10}{numbers}"
+
+
+def layouts_lines(rows: pd.DataFrame) -> Iterable[str]:
+    """Time of ours with channels last, shape by shape."""
+    return _shape_lines("Channels last", rows)
+
+
+def few_rows_lines(rows: pd.DataFrame) -> Iterable[str]:
+    """Time of ours on few rows, shape by shape."""
+    return _shape_lines("Few rows", rows)
+
+
+def bidirectional_lines(rows: pd.DataFrame) -> Iterable[str]:
+    """Time of ours in both directions, form by form."""
+    return _shape_lines("Both directions", rows)
+
+
+def _shape_lines(title: str, rows: pd.DataFrame) -> Iterable[str]:
+    ours = rows[(rows["provider"] == "ours") & (rows["dtype"] != "bfloat16") & rows["median_ms"].notna()]
+    if ours.empty:
+        return
+    yield f"{title} on {ours.iloc[0]['device']}: B x C x T"
+    yield f"  {'case':44}{'direction':>18}{'ms':>10}{'of roofline':>13}"
+    for _, row in ours.iterrows():
+        form = "" if row["directions"] == "causal" else f" {row['directions']}"
+        case = f"{row['B']} x {row['C']} x {row['T']} {row['dtype']}{form}"
+        numbers = f"{_number(row['median_ms']):>10}{_number(1 / row['ratio_to_roofline']):>13}"
+        yield f"  {case:44}{row['level'] + ' ' + MODES[row['mode']]:>18}{numbers}"
 
 
 def precision_lines(rows: pd.DataFrame) -> Iterable[str]:

@@ -43,6 +43,9 @@ class Measurer:
 MEASURERS = {
     "speed": Measurer("experiments.measure", times=True),
     "packing": Measurer("experiments.measure", times=True),
+    "layouts": Measurer("experiments.measure", times=True),
+    "few_rows": Measurer("experiments.measure", times=True),
+    "bidirectional": Measurer("experiments.measure", times=True),
     "tuning": Measurer("experiments.tuning", times=True),
     "smoke": Measurer("experiments.measure", times=True),
     "precision": Measurer("experiments.precision", times=False),

@@ -1,11 +1,13 @@
 """The exact states and gradients of given rows: `scan.reference.sequential_scan` in float64, both directions at once.
 
-All tensors here are `[T, n]`, float64, on the device of what they are compared with: time first, which is several times
-faster for a loop over time. The loop runs over the steps of all blocks of about sqrt(T) steps at once, then over the
-blocks; that differs from one loop over all steps by a few roundings of float64 (Higham 2002, section 3.1).
+All tensors here are `[T, n]`, float64 (complex128 where a case is complex), on the device of what they are compared
+with: time first, which is several times faster for a loop over time. The loop runs over the steps of all blocks of
+about sqrt(T) steps at once, then over the blocks; that differs from one loop over all steps by a few roundings of
+float64 (Higham 2002, section 3.1).
 
 The gradient of the tokens obeys the same recurrence backwards in time, `D[t] = d_states[t] + g[t+1] D[t+1]`, and that
-of the gates is `D[t] h[t-1]`; so one scan over twice the rows gives all three.
+of the gates is `D[t] h[t-1]`; so one scan over twice the rows gives all three. Of complex numbers `g` and `h` are then
+conjugated, as PyTorch defines their gradients.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def truth_of(rows: Rows, case: Case) -> Truth:
     """Exact states and gradients."""
     lines = Lines(rows, case)
     states, d_tokens = lines.apart(scan_lines(lines.gates, lines.tokens))
-    d_gates = d_tokens * lines.before(states)
+    d_gates = d_tokens * lines.before(states).conj()
     return Truth(states, d_gates if rows.logs is None else d_gates * rows.gates, d_tokens)
 
 
@@ -84,7 +86,7 @@ class Lines:
 
     def pair(self, of_gates: Tensor) -> Tensor:
         """A quantity that belongs to gates in scanning order, for the lines of both recurrences."""
-        return torch.cat([of_gates, pad(of_gates[1:], (0, 0, 0, 1)).flip(0)], 1)
+        return torch.cat([of_gates, pad(of_gates[1:], (0, 0, 0, 1)).flip(0).conj()], 1)
 
     def apart(self, lines: Tensor) -> tuple[Tensor, Tensor]:
         """Lines as rows of states and of d_tokens, each in the order of memory."""
@@ -128,4 +130,4 @@ def _select(tensor: Tensor, case: Case, rows: Tensor) -> Tensor:
 
 
 def _as_lines(rows: Tensor) -> Tensor:
-    return rows.double().t().contiguous()
+    return rows.to(torch.promote_types(rows.dtype, torch.float64)).t().contiguous()

@@ -30,7 +30,7 @@ LEAST_REPEATS = 5
 """Interleaved repeats without which an interval says nothing."""
 WRONG = ("wrong", "error", "diverged", "overflowed")
 """Statuses with which ours does not do what the paper says."""
-SAME_CASE = ["level", "mode", "dtype", "B", "C", "T", "dim", "reverse", "lengths", "gates", "needs"]
+SAME_CASE = ["level", "mode", "dtype", "B", "C", "T", "dim", "reverse", "lengths", "gates", "needs", "directions"]
 
 
 class ClaimError(ValueError):
@@ -294,7 +294,8 @@ def _complaint(claim: Claim, rows: pd.DataFrame) -> str:
 
 def _label(row: pd.Series) -> str:
     layout = ", channels contiguous" if row["dim"] == -2 else ""
-    return f"T = {row['T']} ({row['mode'].replace('_', ' and ')}, {row['dtype']}{layout})"
+    both = "" if row["directions"] == "causal" else f", {row['directions'].replace('_', ' ')}"
+    return f"T = {row['T']} ({row['mode'].replace('_', ' and ')}, {row['dtype']}{layout}{both})"
 
 
 def _names(rows: pd.DataFrame) -> str:

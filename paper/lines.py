@@ -58,14 +58,18 @@ def fractions(rows: pd.DataFrame, margin: float, joined: bool = True) -> tuple[F
     figure, axes = style.grid(len(modes), len(dtypes), margin + 1.45 * len(modes))
     for i, mode in enumerate(modes):
         for j, dtype in enumerate(dtypes):
-            panel = axes[i][j]
             points = rows[(rows["mode"] == mode) & (rows["dtype"] == dtype)]
-            style.limit(panel, "roofline")
-            for provider in style.in_order(points["provider"]):
-                if provider != "roofline":
-                    own, look = points[points["provider"] == provider], style.look(provider)
-                    draw(panel, own, "fraction", look.label, look, front=provider == "ours", joined=joined)
-            panel.set_title(f"{style.MODES[mode]}, {dtype}")
-            panel.set_ylim(0, max(1.1, 1.04 * rows.loc[rows["provider"] != "roofline", "fraction"].max()))
+            fraction(axes[i][j], points, rows, f"{style.MODES[mode]}, {dtype}", joined)
         axes[i][0].set_ylabel("fraction of roofline")
     return figure, axes
+
+
+def fraction(panel: Axes, points: pd.DataFrame, rows: pd.DataFrame, title: str, joined: bool = True) -> None:
+    """One panel: every provider's `fraction` of the roofline over T, as high as all `rows` of the figure ask for."""
+    style.limit(panel, "roofline")
+    for provider in style.in_order(points["provider"]):
+        if provider != "roofline":
+            own, look = points[points["provider"] == provider], style.look(provider)
+            draw(panel, own, "fraction", look.label, look, front=provider == "ours", joined=joined)
+    panel.set_title(title)
+    panel.set_ylim(0, max(1.1, 1.04 * rows.loc[rows["provider"] != "roofline", "fraction"].max()))

@@ -76,6 +76,13 @@ class Measurements:
             chosen &= rows[column] == value
         return rows[chosen]
 
+    def every(self, machine: Machine, stem: str, **equal: object) -> pd.DataFrame:
+        """The rows of one machine and stem, by the names of the records and in whichever layout."""
+        rows = self.rows[(self.rows["machine"] == machine) & (self.rows["stem"] == stem)]
+        for column, value in equal.items():
+            rows = rows[rows[column] == value]
+        return rows.assign(provider=rows["recorded_as"])
+
     def having(self, stem: str, origins: Sequence[str] = ORIGINS, cpu: bool = False) -> list[Machine]:
         """The GPUs (or CPUs) with rows of that stem, the paper's own first."""
         return [

@@ -15,6 +15,7 @@ import pandas as pd
 
 from paper import faults, style
 from paper.cells import one
+from paper.forms import PEERS, over
 from paper.measurements import Machine, Measurements
 from paper.packings import packings
 from paper.tables.packing import host_ratio
@@ -47,6 +48,9 @@ class Number:
 def make(measurements: Measurements, floats: Mapping[str, Iterable[Float]]) -> str:
     """The content of numbers.tex; `floats` holds, by the name of its file, what the text may refer to."""
     numbers = [*_speed(measurements), *_variants(measurements), *_packing(measurements)]
+    numbers += _limits(measurements, "layouts", ("transposed", "hgrn"))
+    numbers += _limits(measurements, "few_rows", ("scalar", "complex"))
+    numbers += _limits(measurements, "bidirectional", PEERS)
     numbers += [*_precision(measurements), *_published(measurements), *_cpu(measurements)]
     numbers += [Number(key, text, (_source(row),)) for key, text, row in faults.make(measurements)]
     date = newest(measurements)
@@ -188,6 +192,24 @@ def _packing(measurements: Measurements) -> list[Number]:
             numbers.append(Number(f"{prefix}.over_few", decimals(host_ratio(many, few)[0]), source))
             numbers.append(Number(f"{prefix}.many", str(found[-1].number), source))
             numbers.append(Number(f"{prefix}.few", str(found[0].number), source))
+    return numbers
+
+
+def _limits(measurements: Measurements, stem: str, peers: Iterable[str]) -> list[Number]:
+    """Fractions over all shapes of an experiment, and the times of peers over that of ours where both are right."""
+    machine = measurements.main(stem)
+    if machine is None:
+        return []
+    rows = measurements.every(machine, stem)
+    numbers = _machine(stem, machine, rows, rows)
+    kernels = rows[(rows["level"] == "kernel") & (rows["status"] == "ok") & (rows["provider"] != "roofline")]
+    keys = ["directions", "mode", "dtype", "provider"]
+    for (form, mode, dtype, provider), group in kernels.groupby(keys, sort=True):
+        prefix = f"{stem}.{mode}.{dtype}" if form == "causal" else f"{stem}.{form}.{mode}.{dtype}"
+        numbers += _range(f"{prefix}.{provider}.fraction", group, "fraction")
+        for peer in peers if provider == "ours" else ():
+            ratios = [over(row, peer)[0] for _, row in group.iterrows()]
+            numbers += _range(f"{prefix}.over_{peer}", group.assign(over=ratios), "over")
     return numbers
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 TEXT_WIDTH_IN = 7.0
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
 MODES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 QUANTITIES = {"states": "states", "d_gates": "gradient of gates", "d_tokens": "gradient of tokens"}
 GATES = {"uniform_0_1": "gates in [0, 1)", "uniform_099_1": "gates in [0.99, 1)"}
@@ -37,8 +37,12 @@ class Look:
 LOOKS = {
     "ours": Look("ours", "ours", "#D55E00", "o", "-"),
     "ours_channels_last": Look("ours, channels last", "ours, cl", "#8C2D04", "p", ":"),
+    "transposed": Look("transposed around ours", "transposed", "#CC79A7", "d", "--"),
+    "two_launches": Look("ours, two launches", "two launches", "#E69F00", "8", "--"),
     "warp": Look("accelerated-scan warp", "warp", "#0072B2", "s", "--"),
+    "warp_flips": Look("warp between flips", "warp, flips", "#0072B2", "H", "-."),
     "scalar": Look("accelerated-scan scalar", "scalar", "#56B4E9", "^", "-."),
+    "complex": Look("accelerated-scan complex", "complex", "#56B4E9", "2", "--"),
     "ref": Look("accelerated-scan ref", "ref", "#56B4E9", "v", ":"),
     "hgrn": Look("fla hgrn", "hgrn", "#009E73", "D", "--"),
     "torch_associative_scan": Look("torch associative_scan", "torch", "#CC79A7", "P", "-."),
@@ -106,8 +110,16 @@ def time_axis(axes: Axes, lengths: list[int]) -> None:
     """A logarithmic axis of sequence lengths, labelled 128, 1k, 64k."""
     axes.set_xscale("log", base=2)
     shown = lengths if len(lengths) <= 6 else lengths[:: (len(lengths) + 4) // 5]
-    axes.set_xticks(shown, [str(T) if T < 1024 or T % 1024 else f"{T // 1024}k" for T in shown])
+    axes.set_xticks(shown, [steps(T) for T in shown])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def steps(T: int) -> str:
+    """A length in few letters: 128, 1k, 64k, 16M."""
+    for size, letter in ((2**20, "M"), (2**10, "k")):
+        if T >= size and T % size == 0:
+            return f"{T // size}{letter}"
+    return str(T)
 
 
 def limit(axes: Axes, label: str) -> None:

@@ -1,4 +1,7 @@
-"""accelerated-scan: `warp` (CUDA), `scalar` (Triton) and `ref` (plain PyTorch). https://github.com/proger/accelerated-scan"""
+"""accelerated-scan: `warp` (CUDA), `scalar` and `complex` (Triton), `ref` (plain PyTorch).
+
+https://github.com/proger/accelerated-scan
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from experiments.config import Case
 from experiments.inputs import DTYPES, Inputs
 from experiments.providers.base import SIXTEEN_BIT, AutogradProvider, Call, Named, buffered, outputs_of, too_large
 
-# Both packages compute element offsets in 32-bit integers and launch a grid (B, C).
+# All kernels compute offsets in 32-bit integers and launch a grid (B, C).
 _OFFSETS = 2**31
 _GRID_AXIS = 65_535
 # As for blelloch, whose levels `ref` has too.
@@ -32,7 +35,7 @@ class _AcceleratedScan(AutogradProvider):
         return self.module().scan
 
     def accumulates(self, case: Case, device: str) -> torch.dtype:
-        """The dtype of the inputs: all three compute in it."""
+        """The dtype of the inputs: all compute in it."""
         return DTYPES[case.dtype]
 
 
@@ -96,7 +99,7 @@ class Warp(_Kernels):
     def limits(self, case: Case, device: str) -> str | None:
         if case.T & (case.T - 1) or not 32 <= case.T <= 65536:
             return f"warp takes T that is a power of two from 32 to 65536, and the case has {case.T}."
-        if case.level == "api" and _overruns(case):
+        if case.level == "api" and overruns(case):
             return (
                 f"warp reads and writes past the end of its tensors in 16 bits from T = {_WARP_OVERRUNS_FROM} on, "
                 "so only its kernels are run there, see level kernel."
@@ -110,7 +113,7 @@ class Warp(_Kernels):
         return super().missing()
 
     def detail(self, case: Case, device: str) -> dict[str, Any]:
-        if not _overruns(case):
+        if not overruns(case):
             return super().detail(case, device)
         return {"layout": "private copies of its inputs, and zeros of the same size behind each tensor: it reads and "
                 "writes past their end"}  # fmt: skip
@@ -123,11 +126,11 @@ class Warp(_Kernels):
 
     def output(self, case: Case, inputs: Inputs, name: str) -> Tensor:
         return (
-            _with_slack(inputs.tokens, inputs.tokens.numel()) if _overruns(case) else super().output(case, inputs, name)
+            _with_slack(inputs.tokens, inputs.tokens.numel()) if overruns(case) else super().output(case, inputs, name)
         )
 
     def saved(self, case: Case, tokens: Tensor) -> Tensor:
-        return _with_slack(tokens, tokens.numel()) if _overruns(case) else super().saved(case, tokens)
+        return _with_slack(tokens, tokens.numel()) if overruns(case) else super().saved(case, tokens)
 
     def forward(self, package: ModuleType, gates: Tensor, tokens: Tensor, states: Tensor) -> None:
         package.warpscan_forward(gates, tokens, states, False)
@@ -165,6 +168,31 @@ class Scalar(_Kernels):
     ) -> None:
         B, C, T = gates.shape
         package.backward_scan[(B, C)](gates, states, d_states, d_tokens, d_gates, seqlen=T, enable_fp_fusion=False)
+
+
+class Complex(_Kernels):
+    """Numbers as pairs of float32, real part first."""
+
+    name = "complex"
+    package = "accelerated_scan.complex"
+    dtypes = (torch.complex64,)
+
+    def limits(self, case: Case, device: str) -> str | None:
+        if 2 * case.B * case.C * case.T >= _OFFSETS:
+            return f"{self.name} has 32-bit offsets, and the case has {2 * case.B * case.C * case.T} real numbers."
+        return super().limits(case, device)
+
+    def forward(self, package: ModuleType, gates: Tensor, tokens: Tensor, states: Tensor) -> None:
+        B, C, T = gates.shape
+        pairs = (torch.view_as_real(each) for each in (gates, tokens, states))
+        package.forward_scan[(B, C)](*pairs, seqlen=T, enable_fp_fusion=False)
+
+    def backward(
+        self, package: ModuleType, gates: Tensor, states: Tensor, d_states: Tensor, d_gates: Tensor, d_tokens: Tensor
+    ) -> None:
+        B, C, T = gates.shape
+        pairs = (torch.view_as_real(each) for each in (gates, states, d_states, d_tokens, d_gates))
+        package.backward_scan[(B, C)](*pairs, seqlen=T, enable_fp_fusion=False)
 
 
 class Ref(_AcceleratedScan):

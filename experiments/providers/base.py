@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.config import NEEDS, Case
+from experiments.config import DIRECTIONS, NEEDS, Case
+from experiments.directions import with_reverse
 from experiments.inputs import DTYPES, Inputs
 
 OUTPUTS = {
@@ -30,7 +31,8 @@ Named = dict[str, Tensor]
 
 def outputs_of(case: Case) -> tuple[str, ...]:
     """What a call of the case returns, in this order."""
-    return tuple(name for name in OUTPUTS[case.mode] if name == "states" or name.removeprefix("d_") in wanted(case))
+    names = tuple(name for name in OUTPUTS[case.mode] if name == "states" or name.removeprefix("d_") in wanted(case))
+    return names if case.directions == DIRECTIONS[0] else with_reverse(names, case)
 
 
 def wanted(case: Case) -> tuple[str, ...]:
@@ -66,6 +68,7 @@ class Provider(ABC):
     devices: tuple[str, ...] = ("cuda",)
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     dims: tuple[int, ...] = (-1,)
+    directions: tuple[str, ...] = DIRECTIONS[:1]
     packed = False
     reversible = False
     selective = False
@@ -87,9 +90,14 @@ class Provider(ABC):
         if DTYPES[case.dtype] not in self.dtypes:
             return f"{self.name} has no {case.dtype}."
         if case.dim not in self.dims:
-            return f"{self.name} takes channels first, time contiguous, and the case holds channels last."
+            first, last = "channels first, time contiguous", "channels last"
+            taken, held = (first, last) if case.dim == -2 else (last, first)
+            return f"{self.name} takes {taken}, and the case holds {held}."
         if case.lengths and not self.packed:
             return f"{self.name} cannot scan packed sequences."
+        if case.directions not in self.directions:
+            found, asked = ("one direction", "both") if case.directions != DIRECTIONS[0] else ("both directions", "one")
+            return f"{self.name} scans in {found}, and the case asks for {asked}."
         if case.reverse and not self.reversible:
             return f"{self.name} has no reverse direction that is differentiable."
         if case.needs != NEEDS[0] and not self.selective:

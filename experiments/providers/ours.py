@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.config import Case
+from experiments.config import DIRECTIONS, Case
 from experiments.inputs import DTYPES, Inputs
 from experiments.providers.base import AutogradProvider, Call, wanted
+from experiments.providers.both import Scan, differentiated, two_launches
 
 
 class Ours(AutogradProvider):
     name = "ours"
     devices = ("cuda", "cpu")
-    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
     dims = (-1, -2)
+    directions = DIRECTIONS
     packed = True
     reversible = True
     selective = True
@@ -29,13 +31,35 @@ class Ours(AutogradProvider):
         options: dict[str, Any] = {"dim": case.dim, "reverse": case.reverse, "cu_seqlens": inputs.cu_seqlens}
         return lambda gates, tokens: linear_scan(gates, tokens, **options).states
 
+    def build(self, case: Case, inputs: Inputs) -> Call:
+        """One direction as every provider; both by the public function, and below it."""
+        if case.directions == DIRECTIONS[0]:
+            return super().build(case, inputs)
+        if case.level == "api":
+            return differentiated(case, inputs, self.both(case))
+        return self.both_kernels(case, inputs)
+
+    def both(self, case: Case) -> Scan:
+        """The public function of both directions."""
+        from scan import linear_scan_bidirectional
+
+        dim, added = case.dim, case.directions == "shared_sum"
+
+        def scan(*tensors: Tensor) -> tuple[Tensor, ...]:
+            output = linear_scan_bidirectional(*tensors, dim=dim, reduce="sum" if added else None)
+            return (output.states,) if output.states_reverse is None else (output.states, output.states_reverse)
+
+        return scan
+
+    def both_kernels(self, case: Case, inputs: Inputs) -> Call:
+        """What the public function launches; forward by itself, whose host time a CUDA graph makes free."""
+        if case.mode == "forward":
+            return differentiated(case, inputs, self.both(case))
+        return two_launches(case, inputs, self.implementation(inputs))
+
     def implementation(self, inputs: Inputs) -> ModuleType:
         """The module that computes on the device of the inputs."""
-        if inputs.tokens.is_cuda:
-            from scan import launch as module
-        else:
-            from scan import cpu as module
-        return module
+        return implementation_for(inputs)
 
     def saved(self, inputs: Inputs, forward: Callable[[], Tensor]) -> Tensor:
         """The states that backward reads."""
@@ -70,7 +94,8 @@ class Ours(AutogradProvider):
         return Call(both, read)
 
     def detail(self, case: Case, device: str) -> dict[str, Any]:
-        if torch.device(device).type == "cpu":
+        # Of complex numbers there is no kernel.
+        if torch.device(device).type == "cpu" or DTYPES[case.dtype].is_complex:
             return {"strategy": "time_loop"}
         from scan import tuning
 
@@ -89,3 +114,12 @@ class Ours(AutogradProvider):
                 chosen[direction] = tuning.channels_last(case.T, case.C, itemsize, backward=backward, n_rows=n_rows)
         strategy = "time_contiguous" if case.dim == -1 else "channels_last"
         return {"strategy": strategy, "configuration": {name: each._asdict() for name, each in chosen.items()}}
+
+
+def implementation_for(inputs: Inputs) -> ModuleType:
+    """The module of the library that computes on the device of the inputs."""
+    if inputs.tokens.is_cuda:
+        from scan import launch as module
+    else:
+        from scan import cpu as module
+    return module

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.providers.accelerated_scan import Ref, Scalar, Warp
+from experiments.providers.accelerated_scan import Complex, Ref, Scalar, Warp
+from experiments.providers.around_ours import Transposed, TwoLaunches
 from experiments.providers.base import Provider
 from experiments.providers.fla import Hgrn
 from experiments.providers.jax_scan import JaxAssociativeScan
@@ -10,6 +11,7 @@ from experiments.providers.optional import AssociativeScanTriton, Linrec
 from experiments.providers.ours import Ours
 from experiments.providers.reference import Blelloch, HillisSteele, Sequential
 from experiments.providers.torch_scan import TorchAssociativeScan
+from experiments.providers.warp_flips import WarpFlips
 from experiments.roofline import Roofline
 
 PROVIDERS: dict[str, Provider] = {
@@ -27,6 +29,10 @@ PROVIDERS: dict[str, Provider] = {
         Blelloch(),
         AssociativeScanTriton(),
         Linrec(),
+        Transposed(),
+        Complex(),
+        TwoLaunches(),
+        WarpFlips(),
         Roofline(),
     )
 }

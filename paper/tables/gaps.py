@@ -25,7 +25,7 @@ def make(measurements: Measurements) -> list[Float]:
                     more = f" (the first of {len(reasons)} reasons)" if len(reasons) > 1 else ""
                     body.append(
                         [
-                            stem,
+                            escape(stem),
                             escape(short(stem, provider)),
                             escape(str(status)),
                             str(len(found)),

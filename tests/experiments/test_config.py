@@ -13,7 +13,16 @@ import pytest
 hydra = pytest.importorskip("hydra")
 
 from experiments.compose import CONF, compose, options, settings_of  # noqa: E402
-from experiments.config import NEEDS, Case, ConfigError, Hardware, Measure, Settings, parse_lengths  # noqa: E402
+from experiments.config import (  # noqa: E402
+    NEEDS,
+    PROVIDERS,
+    Case,
+    ConfigError,
+    Hardware,
+    Measure,
+    Settings,
+    parse_lengths,
+)
 from experiments.hardware import ROOT, Machine, check, overrides_for  # noqa: E402
 
 LENGTHS = tuple(2**power for power in range(7, 17))
@@ -95,6 +104,44 @@ def test_packing_is_four_packings_and_a_pair_of_the_same_total():
     assert {(case.B, case.C) for case in made} == {(1, 1536)}
 
 
+def test_layouts_hold_channels_last_at_even_and_odd_numbers_of_channels():
+    cases = settings("experiment=layouts").experiment.cases()
+    assert {case.dim for case in cases} == {-2} and {case.level for case in cases} == {"kernel"}
+    shapes = {(case.B, case.T, case.C) for case in cases}
+    lengths = (512, 1024, 2048, 4096, 8192, 16384)
+    assert shapes == {*((8, T, 1536) for T in lengths), (2, 65536, 1536), (8, 4096, 100), (8, 4096, 1537)}
+    assert len(cases) == len(shapes) * 2 * 2
+
+
+def test_few_rows_are_seven_shapes_and_one_of_complex_numbers():
+    cases = settings("experiment=few_rows").experiment.cases()
+    shapes = {(case.dtype, case.C, case.T) for case in cases}
+    assert shapes == {
+        *(("float32", C, T) for C, T in (
+            (512, 2**17), (64, 2**20), (1, 2**24), (16, 2**16), (1, 2**20), (4, 2**20), (4096, 2**10)
+        )),
+        ("complex64", 512, 2**17),
+    }  # fmt: skip
+    assert len(cases) == 2 * len(shapes) and {(case.B, case.dim) for case in cases} == {(1, -1)}
+
+
+def test_both_directions_have_three_forms_and_calls_of_a_training_step():
+    cases = settings("experiment=bidirectional").experiment.cases()
+    assert {case.directions for case in cases} == {"branched", "shared", "shared_sum"}
+    kernel, api = ([case for case in cases if case.level == level] for level in ("kernel", "api"))
+    assert {case.T for case in kernel} == set(LENGTHS) and len(kernel) == 3 * 10 * 2 * 2
+    assert {(case.T, case.mode) for case in api} == {(T, "forward_backward") for T in (128, 256, 1024)}
+
+
+@pytest.mark.parametrize("experiment", ["layouts", "few_rows", "bidirectional"])
+def test_an_experiment_names_its_providers_unless_told_otherwise(experiment):
+    made = settings(f"experiment={experiment}")
+    assert {"ours", "roofline"} < set(made.providers) < set(PROVIDERS)
+    assert settings(f"experiment={experiment}", "providers=ours").providers == ("ours", "roofline")
+    assert settings(f"experiment={experiment}", "providers.names=[hgrn]").providers == ("hgrn",)
+    assert not {"transposed", "complex", "two_launches", "warp_flips"} & set(settings().providers)
+
+
 def test_an_axis_named_by_hand_holds_in_every_block():
     made = settings("experiment=speed", "experiment.T=[256]", "experiment.dtype=float16").experiment
     assert {(case.T, case.dtype) for case in made.cases()} == {(256, "float16")}
@@ -160,6 +207,12 @@ def test_twelve_gigabytes_hold_the_lengths_of_the_published_tables():
     }
 
 
+def test_both_directions_take_the_memory_of_two():
+    limits = settings("hardware=rtx_3080_ti").hardware
+    longest = dataclasses.replace(CASE, level="kernel", mode="backward", B=8, C=1536, T=32768)
+    assert limits.fits(longest) and not limits.fits(dataclasses.replace(longest, directions="shared"))
+
+
 def test_few_rows_are_not_held_to_the_limit_of_many():
     limits = settings("hardware=rtx_3080_ti").hardware
     assert limits.fits(dataclasses.replace(CASE, mode="backward", B=1, C=4, T=131072))
@@ -201,17 +254,18 @@ def test_packed_cases_have_the_sum_of_their_lengths():
     [
         ("level", "kernel"), ("mode", "backward"), ("dtype", "float16"), ("B", 1), ("C", 4), ("T", 129), ("dim", -2),
         ("reverse", True), ("lengths", "2x64"), ("lengths", "2x1..127"), ("gates", "uniform_099_1"), ("draws", 2),
-        ("seed", 1), ("stem", "smoke"),
+        ("seed", 1), ("stem", "smoke"), ("directions", "shared"),
     ],
 )  # fmt: skip
 def test_every_field_of_a_case_shows_in_its_id(field, value):
     assert dataclasses.replace(CASE, **{field: value}).id != CASE.id
 
 
-def test_fewer_gradients_show_in_the_id_and_leave_the_others_as_they_were_stored():
+def test_later_fields_show_in_the_id_and_leave_the_others_as_they_were_stored():
     backward = dataclasses.replace(CASE, mode="backward")
     assert "-gates_only-" in dataclasses.replace(backward, needs="gates").id
     assert len({dataclasses.replace(backward, needs=needs).id for needs in NEEDS}) == 3
+    assert "-shared_sum-" in dataclasses.replace(CASE, directions="shared_sum").id
     stored = json.loads((ROOT / "paper/results/h200/speed.jsonl").read_text().splitlines()[0])
     assert Case(**stored["case"]).id == stored["case_id"]
 
@@ -232,7 +286,7 @@ def test_the_id_of_a_case_reads_and_stays():
         (["experiment.T=1.5"], "T must be an integer of at least 1, got 1.5."),
         (
             ["experiment.dtype=float31"],
-            "dtype must be one of 'float32', 'float16', 'bfloat16', 'float64', got 'float31'.",
+            "dtype must be one of 'float32', 'float16', 'bfloat16', 'float64', 'complex64', got 'float31'.",
         ),
         (["experiment.dim=1"], "dim must be -1 (time last) or -2 (channels last), got 1."),
         (["experiment.reverse=maybe"], "reverse must be true or false, got 'maybe'."),
@@ -245,9 +299,17 @@ def test_the_id_of_a_case_reads_and_stays():
         (["experiment.needs=states"], "needs must be one of 'gates,tokens', 'gates', 'tokens', got 'states'."),
         (["experiment.needs=gates"], "needs must be 'gates,tokens' where mode is 'forward', got 'gates'."),
         (
+            ["experiment.directions=both"],
+            "directions must be one of 'causal', 'branched', 'shared', 'shared_sum', got 'both'.",
+        ),
+        (
+            ["experiment.directions=shared", "~experiment.also", "experiment.reverse=true"],
+            "directions must be 'causal' where reverse, lengths or needs are set, got 'shared'.",
+        ),
+        (
             ["+experiment.also.few.N=3"],
             "experiment.also.few.N is no axis; the axes are dtype, mode, level, B, C, T, dim, reverse, lengths, gates, "
-            "needs.",
+            "needs, directions.",
         ),
         (["+experiment.also.few=3"], "experiment.also.few must be a mapping with the axes that differ, got 3."),
         (["experiment.also=3"], "experiment.also must be a mapping from names to blocks of axes, got 3."),

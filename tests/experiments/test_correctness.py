@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.config import Case
-from experiments.correctness import Known, budget, chosen_rows, exact, judge
+import scan
+from experiments.config import DIRECTIONS, Case
+from experiments.correctness import Known, budget, chosen_rows, exact, exact_of, judge, value
 from experiments.inputs import DTYPES, Inputs, draw
-from experiments.providers.base import Named
+from experiments.providers.base import Named, outputs_of
 from experiments.truth import scan_lines, take, take_inputs, truth_of
 from scan.reference import sequential_scan
 
@@ -57,6 +58,49 @@ def test_truth_is_what_autograd_finds(layout: str) -> None:
         torch.testing.assert_close(truth.of(name), take(expected, case, rows), rtol=1e-12, atol=1e-12)
 
 
+def test_truth_of_complex_numbers_is_what_autograd_finds() -> None:
+    case = replace(CASE, dtype="complex64")
+    inputs = draw(case, "cpu")
+    rows = torch.arange(case.B * case.C)
+    truth = truth_of(take_inputs(inputs, case, rows, False), case)
+    gates, tokens = (each.to(torch.complex128).requires_grad_() for each in (inputs.gates, inputs.tokens))
+    states = sequential_scan(gates, tokens)
+    d_gates, d_tokens = torch.autograd.grad(states, (gates, tokens), inputs.d_states.to(torch.complex128))
+    for name, expected in (("states", states.detach()), ("d_gates", d_gates), ("d_tokens", d_tokens)):
+        torch.testing.assert_close(truth.of(name), take(expected, case, rows), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [-1, -2])
+@pytest.mark.parametrize("directions", DIRECTIONS[1:])
+def test_truth_of_both_directions_is_what_autograd_finds(directions: str, dim: int, dtype: str) -> None:
+    case = replace(CASE, directions=directions, dim=dim, dtype=dtype)
+    inputs = draw(case, "cpu")
+    leaves = {name: each.double() for name, each in inputs.shared().items() if not name.startswith("d_states")}
+    for each in leaves.values():
+        each.requires_grad_()
+    states = sequential_scan(leaves["gates"], leaves["tokens"], dim=dim)
+    second = leaves.get("gates_reverse", leaves["gates"]), leaves.get("tokens_reverse", leaves["tokens"])
+    states_reverse = sequential_scan(*second, dim=dim, reverse=True)
+    found = {"states": states + states_reverse} if directions == "shared_sum" else {
+        "states": states, "states_reverse": states_reverse
+    }  # fmt: skip
+    upstream = [inputs.shared()[f"d_{name}"].double() for name in found]
+    gradients = torch.autograd.grad(tuple(found.values()), tuple(leaves.values()), upstream)
+    found |= {f"d_{name}": each for name, each in zip(leaves, gradients, strict=True)}
+    assert set(found) == set(outputs_of(case))
+    known = exact_of(case, inputs, chosen_rows(case))
+    for name, each in found.items():
+        expected = take(each.detach(), case, known.rows)
+        torch.testing.assert_close(value(name, known), expected, rtol=1e-12, atol=1e-12)
+    outputs = {name: each.detach().to(DTYPES[dtype]) for name, each in found.items()}
+    assert judge(outputs, case, known, torch.float32).reason is None
+    for name, each in outputs.items():
+        each.flatten()[7] += each.abs().max() * (1e-3 if dtype == "float32" else 0.1)
+        reason = judge({name: each}, case, known, torch.float32).reason
+        assert reason is not None and reason.startswith(f"{name} differs from the float64 scan")
+
+
 def test_truth_of_logarithms_is_what_autograd_finds() -> None:
     inputs = draw(CASE, "cpu")
     logs = replace(inputs, gates=inputs.gates.log())
@@ -83,6 +127,7 @@ def test_rows_are_the_first_the_last_and_others() -> None:
     assert len(chosen_rows(replace(CASE, B=8, C=1536, T=65536))) == 16
     assert chosen_rows(CASE).tolist() == [0, 1, 2, 3, 4, 5]
     assert chosen_rows(replace(CASE, B=1, C=1)).tolist() == [0]
+    assert [len(chosen_rows(replace(CASE, B=1, C=C, T=T))) for C, T in ((1, 2**24), (64, 2**20))] == [1, 16]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -117,6 +162,22 @@ def test_rounding_the_exact_result_once_is_always_inside() -> None:
         truth = known.truth.states
         error = (truth.to(dtype).double() - truth).abs()
         assert (error <= budget("states", known, dtype, torch.float32)).all()
+
+
+def test_a_complex_result_is_inside_its_budget_and_a_wrong_one_is_not() -> None:
+    case = replace(CASE, dtype="complex64")
+    inputs = draw(case, "cpu")
+    known = exact(case, inputs, chosen_rows(case))
+    gates, tokens = inputs.gates.clone().requires_grad_(), inputs.tokens.clone().requires_grad_()
+    states = scan.linear_scan(gates, tokens).states
+    gradients = torch.autograd.grad(states, (gates, tokens), inputs.d_states)
+    outputs = dict(zip(("states", "d_gates", "d_tokens"), (states.detach(), *gradients), strict=True))
+    assert judge(outputs, case, known, torch.complex64).reason is None
+    assert judge({"states": outputs["states"].conj()}, case, known, torch.complex64).reason is not None
+    outputs["d_gates"][0, 0, 3] = complex(0, float("nan"))
+    assert judge({"d_gates": outputs["d_gates"]}, case, known, torch.complex64).reason == (
+        "1 of 1200 elements of d_gates are not finite."
+    )
 
 
 def forget_carry(outputs: Named) -> None:

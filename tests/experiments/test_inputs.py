@@ -62,16 +62,42 @@ def test_a_write_to_what_is_shared_is_found_and_undone_in_place(dtype: str, name
     before = checksums(sets)
     originals = [{which: each.clone() for which, each in inputs.shared().items()} for inputs in sets]
     addresses = [each.data_ptr() for inputs in sets for each in inputs.shared().values()]
-    assert changed(before, checksums(sets)) == []
+    assert changed(sets, before) == []
     written = sets[1].shared()[name].view(-1)
     # The smallest change there is: the last bit of one element.
     written[3] = written[3] + 1 if name == "cu_seqlens" else torch.nextafter(written[3], written[3] + 1)
-    assert changed(before, checksums(sets)) == [name]
+    assert changed(sets, before) == [name]
     redraw(sets, case, "cpu")
-    assert changed(before, checksums(sets)) == []
+    assert changed(sets, before) == []
     for inputs, original in zip(sets, originals, strict=True):
         assert all(torch.equal(each, original[which]) for which, each in inputs.shared().items())
     assert addresses == [each.data_ptr() for inputs in sets for each in inputs.shared().values()]
+
+
+def test_complex_gates_have_their_modulus_in_the_range() -> None:
+    drawn = draw(Case("few_rows", "kernel", "forward", "complex64", 1, 8, 4096, gates="uniform_099_1"), "cpu")
+    sizes = drawn.gates.abs()
+    assert drawn.gates.dtype == drawn.tokens.dtype == drawn.d_states.dtype == torch.complex64
+    assert sizes.min() > 0.9899 and sizes.max() < 1.0001
+    assert abs(drawn.gates.mean()) < 0.02, "any angle"
+    assert bytes_of(replace(CASE, dtype="complex64")) == 2 * 3 * 50 * 8
+
+
+@pytest.mark.parametrize(("directions", "more"), [
+    ("branched", {"gates_reverse", "tokens_reverse", "d_states_reverse"}), ("shared", {"d_states_reverse"}),
+    ("shared_sum", set()),
+])  # fmt: skip
+def test_a_second_direction_has_tensors_of_its_own_behind_the_first(directions: str, more: set[str]) -> None:
+    case = replace(CASE, directions=directions)
+    drawn, causal = draw(case, "cpu"), draw(CASE, "cpu")
+    assert set(drawn.shared()) == {*causal.shared(), *more}
+    assert all(torch.equal(drawn.shared()[name], each) for name, each in causal.shared().items())
+    before = checksums([drawn])
+    for name in more:
+        drawn.shared()[name][0, 0, 0] += 1
+    assert set(changed([drawn], before)) == more
+    redraw([drawn], case, "cpu")
+    assert changed([drawn], before) == []
 
 
 def test_packed_sequences_become_offsets() -> None:

@@ -21,8 +21,9 @@ from experiments.failures import failure
 from experiments.inputs import Inputs
 from experiments.measure import exceeded, run_case
 from experiments.pace import Pace
-from experiments.providers.base import AutogradProvider, Call
+from experiments.providers.base import AutogradProvider, Call, outputs_of
 from experiments.providers.registry import PROVIDERS
+from experiments.roofline import bytes_moved
 from experiments.timing import GraphSampler, l2_bytes
 from scan.reference import blelloch_scan
 
@@ -155,6 +156,25 @@ def test_a_case_from_end_to_end(mode: str, level: str) -> None:
     assert 0 < parts <= elapsed["case"] + 1e-3
     assert [facts["provider"] for event, facts in events if event == "checking"] == list(names)
     assert ("timing", {"providers": timed}) in events
+    json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["api", "kernel"])
+@pytest.mark.parametrize(("names", "case"), [
+    (("ours", "two_launches", "roofline"), replace(CASE, stem="bidirectional", directions="branched")),
+    (("ours", "two_launches", "roofline"), replace(CASE, stem="bidirectional", directions="shared_sum")),
+    (("ours", "transposed", "roofline"), replace(CASE, stem="layouts", dim=-2)),
+    (("ours", "roofline"), replace(CASE, stem="few_rows", dtype="complex64")),
+], ids=["branched", "shared_sum", "channels_last", "complex"])  # fmt: skip
+def test_other_kinds_of_cases_from_end_to_end(mode: str, level: str, names: tuple[str, ...], case: Case) -> None:
+    case = replace(case, mode=mode, level=level)
+    record = run_case(case, names, QUICK, "cpu", lambda *_: None)
+    for result in record["providers"].values():
+        assert result["status"] == "ok", result
+        assert len(result["samples_ms"]) == 5
+    assert set(record["providers"]["ours"]["errors"]) == set(outputs_of(case))
+    assert record["protocol"]["bytes"] == bytes_moved(case)
     json.dumps(record, allow_nan=False)
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import scan
-from experiments.config import MODES, PROVIDERS, Case
-from experiments.correctness import chosen_rows, exact, judge
+from experiments.config import DIRECTIONS, MODES, PROVIDERS, Case
+from experiments.correctness import chosen_rows, exact_of, judge
 from experiments.inputs import DTYPES, Inputs, draw
 from experiments.providers import base, registry, torch_scan
 from experiments.providers.base import Call, Provider, first_line, outputs_of
@@ -42,7 +42,7 @@ def check(name: str, case: Case, given: Inputs | None = None) -> Call:
         call.finish(outputs)
     named = call.read(outputs)
     assert tuple(named) == outputs_of(case)
-    known = exact(case, inputs, chosen_rows(case), provider(name).log_gates)
+    known = exact_of(case, inputs, chosen_rows(case), provider(name).log_gates)
     assert judge(named, case, known, provider(name).accumulates(case, "cpu")).reason is None
     return call
 
@@ -152,6 +152,43 @@ def test_ours_says_what_tuning_picks_for_packed_sequences() -> None:
     expected = tuning.time_contiguous(16384, 4, backward=False, packed=True, n_sequences=16)
     assert detail["configuration"] == {"forward": expected._asdict()}
     assert detail != provider("ours").detail(replace(packed, lengths=""), "cuda")
+
+
+BOTH = replace(CASE, stem="bidirectional", T=50)
+
+
+@pytest.mark.parametrize("name", ["ours", "two_launches"])
+@pytest.mark.parametrize("directions", DIRECTIONS[1:])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["api", "kernel"])
+def test_ours_scans_in_both_directions(name: str, directions: str, mode: str, level: str) -> None:
+    for more in ({}, {"dim": -2, "dtype": "float16"}):
+        case = replace(BOTH, level=level, mode=mode, directions=directions, **more)
+        assert provider(name).refuses(case, "cpu") is None
+        inputs = draw(case, "cpu")
+        before = {which: each.clone() for which, each in inputs.shared().items()}
+        call = check(name, case, inputs)
+        assert all(torch.equal(each, before[which]) for which, each in inputs.shared().items())
+        again = [{which: each.clone() for which, each in call.read(call.run()).items()} for _ in range(2)]
+        assert all(torch.equal(each, again[1][which]) for which, each in again[0].items())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["api", "kernel"])
+def test_transposing_around_ours_computes_the_scan_with_channels_last(mode: str, level: str) -> None:
+    case = replace(CASE, level=level, mode=mode, dim=-2, T=37)
+    assert provider("transposed").refuses(case, "cpu") is None
+    outputs = check("transposed", case).run()
+    assert level == "api" or all(each.is_contiguous() for each in outputs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["api", "kernel"])
+def test_ours_scans_complex_numbers(mode: str, level: str) -> None:
+    case = replace(CASE, level=level, mode=mode, dtype="complex64")
+    assert provider("ours").refuses(case, "cpu") is None
+    check("ours", case)
+    assert provider("ours").detail(case, "cuda") == {"strategy": "time_loop"}
 
 
 def test_backward_can_be_called_again_and_again() -> None:
@@ -289,6 +326,27 @@ def test_scalar_is_not_called_where_it_reads_memory_of_others(T: int, mode: str,
     assert (reason is not None and "reads past the end of its saved states" in reason) == refused
 
 
+@pytest.fixture
+def warp_between_flips(warp: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    fake = provider("warp").module()
+    fake.scan = scan.scan_causal
+    monkeypatch.setattr(provider("warp_flips"), "module", lambda: fake)
+    return warp
+
+
+@pytest.mark.parametrize("directions", DIRECTIONS[1:])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["api", "kernel"])
+def test_warp_scans_the_other_way_between_flips(
+    warp_between_flips: list[str], directions: str, mode: str, level: str
+) -> None:
+    call = check("warp_flips", replace(BOTH, level=level, mode=mode, directions=directions, T=64))
+    warp_between_flips.clear()
+    call.run()
+    once = {"forward": ["forward"], "backward": ["backward"], "forward_backward": ["forward", "backward"]}[mode]
+    assert sorted(warp_between_flips) == (sorted(2 * once) if level == "kernel" else [])
+
+
 def test_a_kernel_writes_to_buffers_that_can_be_poisoned(warp: list[str]) -> None:
     inputs = draw(CASE, "cpu")
     call = check("warp", replace(CASE, level="kernel"), inputs)
@@ -317,6 +375,30 @@ def test_scalar_is_launched_as_its_autograd_function_launches_it(mode: str, monk
     monkeypatch.setattr(provider("scalar"), "module", lambda: fake)
     check("scalar", replace(CASE, level="kernel", mode=mode))
     assert set(fake.forward_scan.grids) | set(fake.backward_scan.grids) == {(CASE.B, CASE.C)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_complex_is_launched_as_its_autograd_function_launches_it(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(KERNEL, dtype="complex64", mode=mode)
+
+    def forward(forget: Tensor, inputs: Tensor, states: Tensor, seqlen: int, enable_fp_fusion: bool) -> None:
+        assert forget.shape[-1] == 2 and seqlen == case.T and not enable_fp_fusion
+        torch.view_as_complex(states).copy_(sequential_scan(*map(torch.view_as_complex, (forget, inputs))))
+
+    def backward(
+        forget: Tensor, states: Tensor, d_output: Tensor, d_inputs: Tensor, d_forget: Tensor,
+        seqlen: int, enable_fp_fusion: bool,
+    ) -> None:  # fmt: skip
+        assert seqlen == case.T and not enable_fp_fusion
+        given = [torch.view_as_complex(each) for each in (forget, states)]
+        d_gates, d_tokens = gradients(*(each.conj() for each in given), torch.view_as_complex(d_output))
+        torch.view_as_complex(d_inputs).copy_(d_tokens)
+        torch.view_as_complex(d_forget).copy_(d_gates)
+
+    fake = SimpleNamespace(forward_scan=Kernel(forward), backward_scan=Kernel(backward))
+    monkeypatch.setattr(provider("complex"), "module", lambda: fake)
+    check("complex", case)
+    assert fake.forward_scan.grids == [(2, 3)]
 
 
 class ChunkHGRN:
@@ -440,6 +522,19 @@ REFUSALS = [
     ("warp", replace(CASE, dtype="float64"), "cuda", "warp has no float64."),
     ("warp", replace(CASE, dim=-2), "cuda",
      "warp takes channels first, time contiguous, and the case holds channels last."),
+    ("transposed", KERNEL, "cpu",
+     "transposed takes channels last, and the case holds channels first, time contiguous."),
+    ("complex", KERNEL, "cuda", "complex has no float32."),
+    ("scalar", replace(KERNEL, dtype="complex64"), "cuda", "scalar has no complex64."),
+    ("complex", replace(KERNEL, B=2**10, T=2**18 * 4, C=1, dtype="complex64"), "cuda",
+     "complex has 32-bit offsets, and the case has 2147483648 real numbers."),
+    ("hgrn", replace(BOTH, directions="shared"), "cuda", "hgrn scans in one direction, and the case asks for both."),
+    ("two_launches", KERNEL, "cpu", "two_launches scans in both directions, and the case asks for one."),
+    ("warp_flips", replace(BOTH, T=4096, dtype="bfloat16", directions="branched"), "cuda",
+     "warp reads and writes past the end of its tensors in 16 bits at this length, and torch.flip leaves no room "
+     "behind those that it makes."),
+    ("warp_flips", replace(BOTH, T=100, directions="branched"), "cuda",
+     "warp takes T that is a power of two from 32 to 65536, and the case has 100."),
     ("scalar", replace(CASE, C=70000), "cuda",
      "scalar puts channels on a grid axis of at most 65535, and the case has 70000."),
     ("scalar", replace(CASE, B=2**15, T=2**16), "cuda",

@@ -10,12 +10,20 @@ from experiments import reproduce, store
 from experiments.config import ConfigError
 from experiments.hardware import Machine
 from experiments.records import tidy
-from experiments.summary import packing_lines, precision_lines, speed_lines, unmeasured_lines
+from experiments.summary import (
+    bidirectional_lines,
+    few_rows_lines,
+    layouts_lines,
+    packing_lines,
+    precision_lines,
+    speed_lines,
+    unmeasured_lines,
+)
 
 
-def speed_record(T, mode, dtype="float32", lengths="", **medians):
+def speed_record(T, mode, dtype="float32", lengths="", directions="causal", **medians):
     case = {"stem": "speed", "level": "api", "mode": mode, "dtype": dtype, "B": 1, "C": 64, "T": T}
-    case |= {"reverse": False, "lengths": lengths}
+    case |= {"reverse": False, "lengths": lengths, "directions": directions}
     providers = {name: {"status": "ok", "reason": None, "samples_ms": [ms]} for name, ms in medians.items()}
     providers["warp"] = {"status": "unsupported", "reason": "it needs a GPU."}
     return wrap(case, providers)
@@ -89,6 +97,24 @@ def test_the_table_of_packings():
         "  1x4096                       api forward      4096      8.19       2e+03          0.5",
         "  128x1..64                    api forward      4160      8.32       2e+03          0.5",
     ]
+
+
+def test_the_tables_of_shapes():
+    records = [
+        speed_record(4096, "forward", ours=8.0, roofline=4.0),
+        speed_record(512, "backward", directions="shared_sum", ours=3.0),
+        speed_record(512, "backward", dtype="bfloat16", ours=3.0),
+    ]
+    for lines, title in ((layouts_lines, "Channels last"), (few_rows_lines, "Few rows")):
+        assert list(lines(tidy(records[:1]))) == [
+            f"{title} on A CPU: B x C x T",
+            "  case                                                 direction        ms  of roofline",
+            "  1 x 64 x 4096 float32                              api forward         8          0.5",
+        ]
+    assert list(bidirectional_lines(tidy(records)))[-1] == (
+        "  1 x 64 x 512 float32 shared_sum                   api backward         3            -"
+    )
+    assert list(layouts_lines(tidy([speed_record(128, "forward")]))) == []
 
 
 def test_providers_without_a_result_say_why():

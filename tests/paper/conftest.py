@@ -234,12 +234,15 @@ def write_results(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
 @pytest.fixture(scope="session")
 def synthetic(write_results: Callable[..., Path]) -> Path:
-    """Results of six experiments on a GPU and of speed on a CPU, none of them real."""
+    """Results of nine experiments on a GPU and of speed on a CPU, none of them real."""
+    from tests.paper.shape_records import bidirectional_records, few_rows_records, layouts_records
     from tests.paper.step_records import compile_records, memory_records, training_records
 
     cpu = speed_records("cpu", (128, 512, 2048), ("float32", "bfloat16"))
     layers = [*compile_records(), *memory_records(), *training_records()]
-    return write_results(*speed_records(), *variant_records(), *packing_records(), *precision_records(), *layers, *cpu)
+    shapes = [*layouts_records(), *few_rows_records(), *bidirectional_records()]
+    lengths = [*speed_records(), *variant_records(), *packing_records(), *precision_records()]
+    return write_results(*lengths, *shapes, *layers, *cpu)
 
 
 @pytest.fixture(scope="session")

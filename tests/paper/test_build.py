@@ -47,7 +47,7 @@ def test_with_the_published_tables_alone_every_input_is_there(published, tmp_pat
 
 
 def test_every_stem_has_a_figure_and_a_table(built: Path) -> None:
-    for stem in ("speed", "packing", "precision", "compile", "training"):
+    for stem in ("speed", "packing", "layouts", "few_rows", "bidirectional", "precision", "compile", "training"):
         assert "includegraphics" in (built / "figures" / f"{stem}.tex").read_text()
         assert "tabular" in (built / "tables" / f"{stem}.tex").read_text()
 
@@ -150,6 +150,48 @@ def test_packings_are_spelled_out_and_the_pair_of_calls_compared(built: Path) ->
     assert calls[0][3].startswith("1.00 (") and 0.97 < float(calls[1][3][:4]) < 1.03
 
 
+def test_shapes_have_a_line_each_and_peers_beside(built: Path, synthetic: Path) -> None:
+    lines_ = [line.removesuffix(r" \\").split(" & ") for line in table_lines(built, "layouts", "tab:layouts:")]
+    shapes = [line[:3] for line in lines_ if len(line) > 1]
+    assert shapes[:6] == [
+        ["512", "1536", "8"], ["2048", "1536", "8"], ["4096", "100", "8"], ["4096", "1537", "8"], ["8192", "1536", "8"],
+        ["65536", "1536", "2"],
+    ]  # fmt: skip
+    case = {"mode": "forward", "dtype": "float32", "T": 512}
+    taken = samples(synthetic, "layouts", **case)
+    limit = "{:.2f} ({:.2f}--{:.2f})".format(*paired(taken["roofline"], taken["ours"]))
+    cells = [
+        f"{sorted(taken['ours'])[3]:.4f}",
+        limit,
+        *(f"{sorted(taken[name])[3]:.4f}" for name in ("transposed", "hgrn")),
+    ]
+    assert lines_[1][3:7] == cells and len(lines_[1]) == 3 + 2 * 4
+    assert lines_[3][6].endswith(r"$^\dagger$")
+    few = [line.removesuffix(r" \\").split(" & ") for line in table_lines(built, "few_rows", "tab:few-rows:")]
+    assert [line[:2] for line in few if len(line) > 1] == [
+        ["1", "131072"], ["512", "131072"], ["4096", "1024"], ["512", "131072"],
+    ]  # fmt: skip
+    assert few[-1][4] == "--" != few[-1][5], "complex numbers, which scalar does not take"
+
+
+def test_each_form_of_both_directions_has_a_table_and_calls_another(built: Path) -> None:
+    def cells(label: str) -> list[list[str]]:
+        lines_ = table_lines(built, "bidirectional", f"tab:bidirectional:{label}:")
+        return [line.split(" & ") for line in lines_ if " & " in line]
+
+    assert [len(cells(form)) for form in ("branched", "shared", "shared-sum")] == [6, 6, 6]
+    calls = cells("calls")
+    assert len(calls) == 3 * 2 * 2 and {line[0] for line in calls} == {"128", "1024"}
+    assert all(line[4].startswith("1.6") or line[4].startswith("1.59") for line in calls)
+
+
+def test_layouts_show_one_shape_and_the_rest_is_in_the_table(figures: list[Figure]) -> None:
+    labelled = {text.get_text() for figure in figures for text in figure.legends[-1].get_texts()}
+    assert {"transposed around ours", "ours, two launches", "warp between flips"} < labelled
+    ticks = [[tick.get_text() for tick in figure.axes[-1].get_xticklabels()] for figure in figures]
+    assert ["512", "2k", "8k"] in ticks and ["1 ×\n128k", "512 ×\n128k", "4096 ×\n1k"] in ticks
+
+
 def test_a_part_that_was_not_measured_is_said(write_results: Write, synthetic: Path, tmp_path: Path) -> None:
     records = [json.loads(line) for line in (synthetic / "h200" / "speed.jsonl").read_text().splitlines()]
     kept = [each for each in records if not each["case"]["reverse"] and not each["case"].get("needs")]
@@ -184,7 +226,7 @@ def test_the_roofline_is_called_too_slow_where_it_is(write_results: Write, synth
 
 
 def test_figures_can_be_read(figures: list[Figure]) -> None:
-    assert len(figures) == 8
+    assert len(figures) == 11
     for figure in figures:
         assert figure.get_figwidth() == style.TEXT_WIDTH_IN, "a figure that LaTeX would scale has other type sizes"
         texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]

@@ -40,7 +40,7 @@ def test_two_builds_of_everything_are_the_same_bytes(synthetic: Path, built: Pat
     second = latex.compile_pdf(other, int(newest.timestamp()))
     assert first.read_bytes() == second.read_bytes()
     figures = sorted((first.parent / "figures").glob("*.pdf"))
-    assert len(figures) == 8
+    assert len(figures) == 11
     for figure in figures:
         assert figure.read_bytes() == (other / "figures" / figure.name).read_bytes()
 

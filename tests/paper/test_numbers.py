@@ -12,6 +12,7 @@ from paper import numbers
 from paper.measurements import Measurements, gather
 from paper.typeset import Float, decimals, escape, listed, scientific, significant, span
 
+SHAPES = ("layouts", "few_rows", "bidirectional")
 PAPER = Path(__file__).parents[2] / "paper"
 
 
@@ -23,9 +24,9 @@ def definitions(text: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def text(measured: Measurements) -> str:
     """numbers.tex of the synthetic results, with a float in every file that the prose refers to."""
-    kinds = [f"figures/{name}" for name in ("speed", "packing", "precision", "compile", "training")]
-    tables = ("speed", "api", "variants", "packing", "precision", "compile", "memory", "training", "gaps")
-    kinds += [f"tables/{name}" for name in tables]
+    kinds = [f"figures/{name}" for name in ("speed", "packing", *SHAPES, "precision", "compile", "training")]
+    kinds += [f"tables/{name}" for name in ("speed", "api", "variants", "packing", *SHAPES)]
+    kinds += [f"tables/{name}" for name in ("precision", "compile", "memory", "training", "gaps")]
     return numbers.make(measured, {kind: [Float(f"fig:{kind}", "")] for kind in kinds})
 
 
@@ -131,6 +132,18 @@ def test_packing_compares_many_sequences_with_few(text: str) -> None:
     assert float(defined["packing.kernel.backward.float32.hgrn.fraction.least"]) == 0.02
 
 
+def test_shapes_and_forms_have_fractions_and_ratios_to_their_peers(text: str) -> None:
+    defined = definitions(text)
+    assert 3.0 < float(defined["layouts.forward.float32.over_transposed.least"]) < 3.2
+    assert float(defined["layouts.backward.bfloat16.hgrn.fraction.greatest"]) < 0.38
+    assert defined["few_rows.forward.float32.ours.fraction.least"] == "0.02"
+    assert defined["few_rows.forward.complex64.ours.fraction.least"] == "0.90"
+    assert "few_rows.forward.complex64.scalar.fraction.least" not in defined
+    for form in ("branched", "shared", "shared_sum"):
+        assert defined[f"bidirectional.{form}.backward.float32.ours.fraction.greatest"].startswith("0.9")
+        assert 3.6 < float(defined[f"bidirectional.{form}.forward.bfloat16.over_warp_flips.greatest"]) < 3.8
+
+
 def test_published_numbers_are_those_printed(text: str) -> None:
     defined = definitions(text)
     assert defined["published.h100.kernel.forward_backward.least"] == "0.90"
@@ -157,8 +170,17 @@ def test_without_measurements_a_sentence_says_how_to_make_them(published: Measur
         r"\texttt{python -m experiments.collect} and \texttt{python -m paper} add it."
     )
     assert "no table of it" in defined["missing.variants"] and "experiment=packing" in defined["missing.packing"]
-    started = ("speed.", "precision.", "packing.", "variants.", "cpu.", "refs.", "date")
-    assert not [key for key in defined if key.startswith(started)]
+    started = (
+        "speed.",
+        "precision.",
+        "packing.",
+        "variants.",
+        *(f"{stem}." for stem in SHAPES),
+        "cpu.",
+        "refs.",
+        "date",
+    )
+    assert not [key for key in defined if key.startswith((*started, "date"))]
     assert numbers.newest(published) is None
 
 
