@@ -187,7 +187,8 @@ def planned_backward(
         pointers = (initial_state, d_initial, d_final_state)
         plan = _launch("backward", tensors, pointers, table, dim, not reverse, log_gates, accumulate)
     if d_initial is not None and initial_dtype is not None:
-        d_initial = (d_initial if initial_dtype.is_complex or not accumulate.is_complex else d_initial.real).to(initial_dtype)
+        real = d_initial.is_complex() and not initial_dtype.is_complex
+        d_initial = (d_initial.real if real else d_initial).to(initial_dtype)
     return (d_gates, d_tokens, d_initial), plan
 
 
@@ -321,27 +322,32 @@ def _configure_complex(
     for a in axes:
         arguments += (0, 0, 0) if a is None else a.strides
     channels_last = states.t != 1 and states.c == 1
-    choose = tuning.complex_channels_last if channels_last else tuning.complex_time_contiguous
-    config = choose(sizes.T, states.tensor.element_size(), backward=name == "backward")
-    programs = sizes.B * -(-sizes.C // config.rows) if channels_last else -(-sizes.rows // config.rows)
+    itemsize = states.tensor.element_size()
+    if channels_last:
+        config = tuning.complex_channels_last(sizes.T, itemsize)
+        programs = sizes.B * -(-sizes.C // config.rows)
+    else:
+        packed = table.words is not None
+        config = tuning.complex_time_contiguous(sizes.T, itemsize, packed=packed)
+        programs = -(-sizes.rows // config.rows)
     V = config.width
 
     def move(a: Axes | None, shifted: bool = False) -> str:
-        if channels_last and a is not None and a.c == 1:
+        if a is not None and channels_last and a.c == 1:
             return "channels"
-        whole = a is not None and a.t == 1 and not (sizes.T % V or a.b % V or a.c % V)
-        return "groups" if whole and not shifted else "steps"
+        whole = a is not None and a.t == 1 and not (shifted or sizes.T % V or a.b % V or a.c % V)
+        return "groups" if whole else "steps"
 
+    labels = dict(zip(_LABELS[name], axes, strict=True))
+    moves = {label: move(a) for label, a in labels.items()}
+    if name == "backward":
+        moves |= {"STATES": move(states, shifted=True), "MET_GATES": move(labels["GATES"], shifted=True)}
     constants: dict[str, Any] = {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages}
     constants |= {"DESCENDING": descending, "LOG": log_gates, "CHANNELS_LAST": channels_last}
-    labels = dict(zip(_LABELS[name], axes, strict=True))
+    constants |= {f"{label}_MOVE": how for label, how in moves.items()}
     for label in ("GATES", "TOKENS" if name == "forward" else "D_TOKENS"):
         a = labels[label]
-        constants[f"{label}_PARTS"] = 1 if a is None or not a.tensor.is_complex() else 2
-    constants |= {f"{label}_MOVE": move(a) for label, a in labels.items()}
-    if name == "backward":
-        # Read one step off.
-        constants |= {"MET_MOVE": move(labels["GATES"], True), "BEFORE_MOVE": move(constants.pop("STATES_MOVE") and states, True)}
+        constants[f"{label}_PARTS"] = 2 if a is not None and a.tensor.is_complex() else 1
     constants["STATE"] = tl.float64 if accumulate == torch.complex128 else tl.float32
     constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
     options = {"num_warps": config.num_warps, "enable_fp_fusion": True}

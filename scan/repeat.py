@@ -58,7 +58,8 @@ def first(gates: Tensor, tokens: Tensor, options: Options) -> tuple[Tensor, Tens
     """`launch.forward` of checked arguments, whose kind will be `known` once its launch is kept."""
     states, final_state, plan = launch.planned_forward(gates, tokens, None, None, *options)
     key = _key(gates, tokens, options)
-    if plan is not None and key not in _calls and not _low_bits([t.data_ptr() for t in (gates, tokens, states)]):
+    unlike = states.dtype != tokens.dtype or _low_bits([t.data_ptr() for t in (gates, tokens, states)])
+    if plan is not None and key not in _calls and not unlike:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
         shape, dtype = (None, None) if final_state is None else (final_state.shape, final_state.dtype)

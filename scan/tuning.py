@@ -86,14 +86,16 @@ def channels_last(T: int, C: int, itemsize: int, *, backward: bool) -> Tile:
     return Tile(rows, groups, 4, 8 if groups >= 16 else 4)
 
 
-def complex_time_contiguous(T: int, itemsize: int, *, backward: bool) -> Tile:
+def complex_time_contiguous(T: int, itemsize: int, *, packed: bool = False) -> Tile:
     """Configuration for rows of T contiguous steps of complex numbers of `itemsize` bytes."""
     width = 16 // itemsize
-    groups = min(256, max(32, 1 << max(-(-T // width) - 1, 0).bit_length()))
-    return Tile(1, groups, width, max(1, groups // 64), 3 if T > groups * width else 1)
+    # Where steps take more registers, a thread holds one group instead of two.
+    longest = 128 if packed or itemsize == 16 else 256
+    groups = min(longest, max(32, 1 << max(-(-T // width) - 1, 0).bit_length()))
+    return Tile(1, groups, width, min(4, groups // 32), 3 if T > groups * width else 1)
 
 
-def complex_channels_last(T: int, itemsize: int, *, backward: bool) -> Tile:
+def complex_channels_last(T: int, itemsize: int) -> Tile:
     """Configuration for T steps of contiguous channels of complex numbers of `itemsize` bytes."""
-    groups = min(16, max(2, 1 << max(-(-T // 4) - 1, 0).bit_length()))
-    return Tile(128 // itemsize, groups, 4, 4)
+    groups = min(64, max(2, 1 << (T - 1).bit_length()))
+    return Tile(128 // itemsize, groups, 1, 4)

@@ -1,15 +1,15 @@
 """The scan of complex states, forward and backward: gates and tokens may each be complex or real.
 
-A complex tensor is one of pairs: pointers lead to its real parts, strides count pairs, PARTS is 2 (1 for a real tensor).
-A program owns R rows and walks them in tiles of N groups of V neighbouring steps, as in grouped.py; a tile is `[R, N * V]`
-in scan order, once for real and once for imaginary parts, and each thread holds whole groups of it. How a tensor moves:
+A complex tensor is one of pairs: pointers lead to its parts, strides count pairs, PARTS is 2 (1 for a real tensor). A
+program owns R rows and walks them in tiles of N groups of V neighbouring steps, as in grouped.py; a tile is `[R, N * V]`
+in scan order, once for real and once for imaginary parts. How a tensor moves:
 
     groups      time is contiguous, rows begin and end with groups: a group is one vector of 16 bytes
-    steps       any strides: a vector holds the parts of one step, or more where the strides show that it may
-    channels    channels are contiguous: a vector holds one step of several of them
+    steps       any strides: each step is a vector of its parts
+    channels    channels are contiguous, V is 1: a vector holds one step of several of them
 
-An unpacked row is one sequence. Packed sequences are one line with resets, which are an operand of the parallel scan:
-the product of two complex gates beyond the range of their dtype is NaN (Inf - Inf), so that NaN cannot mark them here.
+Packed sequences are one line with resets, which are an operand of the parallel scan: the product of two complex gates
+beyond the range of their dtype is NaN (Inf - Inf), so that NaN cannot mark a reset here.
 
 Grid and state tensors are those of grouped.py.
 """
@@ -79,7 +79,8 @@ def place(pointer, b, c, strides, C, number, ahead, R: tl.constexpr, V: tl.const
           MOVE: tl.constexpr):
     """Where the groups `number` of the first tile lie, `ahead` steps later, as `load_steps` and `store_steps` take it.
 
-    `[R, N, V * PARTS]`, or the first step of each group `[N, R * PARTS]` where it moves by channels.
+    Groups are `[R, N, V * PARTS]`. Of steps it is the earliest of each group, `[R, N, PARTS]`; `[N, R * PARTS]` where
+    channels move.
     """
     b_stride, c_stride, t_stride = strides
     step = number.to(tl.int64) * V + ahead
@@ -88,31 +89,18 @@ def place(pointer, b, c, strides, C, number, ahead, R: tl.constexpr, V: tl.const
         at = pointer + base * PARTS + step[:, None] * t_stride * PARTS + tl.arange(0, R * PARTS)[None, :]
     else:
         base = b * b_stride + c * c_stride
-        k = tl.arange(0, V * PARTS)[None, :]
         if MOVE == "groups":
             # A product shows the compiler that vectors are aligned.
             base = (base.to(tl.uint64) // V * V).to(tl.int64)
-            offset = step[:, None] * PARTS + k
-        else:
-            offset = (step[:, None] + k // PARTS) * t_stride * PARTS + k % PARTS
-        at = pointer + base[:, :, None] * PARTS + offset[None, :, :]
+        part = tl.arange(0, V * PARTS if MOVE == "groups" else PARTS)
+        at = pointer + base[:, :, None] * PARTS + (step * t_stride * PARTS)[None, :, None] + part[None, None, :]
     return at, t_stride
 
 
 @triton.jit
-def inside_group(step, T, rows, V: tl.constexpr, PARTS: tl.constexpr, MOVE: tl.constexpr):
-    """Which elements of the groups from `step` `[N]` on are steps of rows: for `[R, N, V * PARTS]`."""
-    if MOVE == "groups":
-        step = step[None, :, None]
-    else:
-        step = step[None, :, None] + (tl.arange(0, V * PARTS) // PARTS)[None, None, :]
-    return rows[:, :, None] & (step >= 0) & (step < T)
-
-
-@triton.jit
 def inside_channels(step, T, C, R: tl.constexpr, PARTS: tl.constexpr):
-    """Which elements at `step` `[N]` are steps of channels: for `[N, R * PARTS]`."""
-    left = (C - tl.program_id(0) % tl.cdiv(C, R) * R) * PARTS
+    """Which elements at `step` `[N]` are steps of channels: `[N, R * PARTS]`."""
+    left = (C - tl.program_id(0) % tl.cdiv(C, R) * R).to(tl.int64) * PARTS
     return ((step >= 0) & (step < T))[:, None] & (tl.arange(0, R * PARTS) < left)[None, :]
 
 
@@ -121,37 +109,49 @@ def load_steps(place, start, first_step, T, C, rows, R: tl.constexpr, V: tl.cons
                MOVE: tl.constexpr, DESCENDING: tl.constexpr, dtype: tl.constexpr):
     """Real and imaginary parts of the tile at `start`, `[R, N * V]` in scan order; 0 outside of rows.
 
-    `first_step` is the earliest step of each group of the first tile, with the steps that `place` is ahead.
+    `first_step` is the earliest step of each group of the first tile `[N]`, with the steps that `place` is ahead.
     """
     at, t_stride = place
     N: tl.constexpr = first_step.shape[0]
+    step = start + first_step
     if MOVE == "channels":
+        inside = inside_channels(step, T, C, R, PARTS)
+        values = tl.load(at + start.to(tl.int64) * t_stride * PARTS, mask=inside, other=0.0).to(dtype)
+        if PARTS == 2:
+            re, im = tl.split(tl.reshape(values, [N, R, 2]))
+            return tl.trans(re), tl.trans(im)
+        else:
+            return tl.trans(values), tl.zeros([R, N], dtype)
+    else:
         re = ()
         im = ()
-        for k in tl.static_range(V):
-            inside = inside_channels(start + first_step + k, T, C, R, PARTS)
-            values = tl.load(at + (start.to(tl.int64) + k) * t_stride * PARTS, mask=inside, other=0.0).to(dtype)
+        if MOVE == "groups":
+            inside = rows[:, :, None] & ((step >= 0) & (step < T))[None, :, None]
+            at += start.to(tl.int64) * PARTS
+            values = tl.load(at, mask=tl.broadcast_to(inside, at.shape), other=0.0).to(dtype)
             if PARTS == 2:
-                a, b = tl.split(tl.reshape(values, [N, R, 2]))
-                re = re + (tl.trans(a),)
-                im = im + (tl.trans(b),)
+                a, b = tl.split(tl.reshape(values, [R, N, V, 2]))
+                re = split_columns(a, V)
+                im = split_columns(b, V)
             else:
-                re = re + (tl.trans(values),)
-                im = im + (tl.zeros([R, N], dtype),)
-    else:
-        inside = inside_group(start + first_step, T, rows, V, PARTS, MOVE)
-        step = at + start.to(tl.int64) * t_stride * PARTS
-        values = tl.load(step, mask=tl.broadcast_to(inside, at.shape), other=0.0).to(dtype)
-        if PARTS == 2:
-            a, b = tl.split(tl.reshape(values, [R, N, V, 2]))
-            re = split_columns(a, V)
-            im = split_columns(b, V)
+                re = split_columns(values, V)
         else:
-            re = split_columns(values, V)
-            im = split_columns(tl.zeros([R, N, V], dtype), V)
-    re = join_columns(in_scan_order(re, V, DESCENDING), V)
-    im = join_columns(in_scan_order(im, V, DESCENDING), V)
-    return tl.reshape(re, [R, N * V]), tl.reshape(im, [R, N * V])
+            for k in tl.static_range(V):
+                inside = rows[:, :, None] & ((step + k >= 0) & (step + k < T))[None, :, None]
+                one = at + (start.to(tl.int64) + k) * t_stride * PARTS
+                values = tl.load(one, mask=tl.broadcast_to(inside, at.shape), other=0.0).to(dtype)
+                if PARTS == 2:
+                    a, b = tl.split(values)
+                    re = re + (a,)
+                    im = im + (b,)
+                else:
+                    re = re + (tl.reshape(values, [R, N]),)
+        if PARTS == 1:
+            for k in tl.static_range(V):
+                im = im + (tl.zeros([R, N], dtype),)
+        re = join_columns(in_scan_order(re, V, DESCENDING), V)
+        im = join_columns(in_scan_order(im, V, DESCENDING), V)
+        return tl.reshape(re, [R, N * V]), tl.reshape(im, [R, N * V])
 
 
 @triton.jit
@@ -161,62 +161,64 @@ def store_steps(place, start, first_step, T, C, rows, re, im, R: tl.constexpr, V
     at, t_stride = place
     dtype = at.dtype.element_ty
     N: tl.constexpr = first_step.shape[0]
-    re = in_scan_order(split_columns(tl.reshape(re.to(dtype), [R, N, V]), V), V, DESCENDING)
-    im = in_scan_order(split_columns(tl.reshape(im.to(dtype), [R, N, V]), V), V, DESCENDING)
+    step = start + first_step
+    re = re.to(dtype)
+    im = im.to(dtype)
     if MOVE == "channels":
-        for k in tl.static_range(V):
-            values = tl.trans(re[k])
-            if PARTS == 2:
-                values = tl.reshape(tl.join(values, tl.trans(im[k])), [N, R * 2])
-            inside = inside_channels(start + first_step + k, T, C, R, PARTS)
-            tl.store(at + (start.to(tl.int64) + k) * t_stride * PARTS, values, mask=inside)
-    else:
-        values = join_columns(re, V)
+        values = tl.trans(re)
         if PARTS == 2:
-            values = tl.reshape(tl.join(values, join_columns(im, V)), [R, N, V * 2])
-        inside = inside_group(start + first_step, T, rows, V, PARTS, MOVE)
-        step = at + start.to(tl.int64) * t_stride * PARTS
-        tl.store(step, values, mask=tl.broadcast_to(inside, at.shape))
-
-
-@triton.jit
-def is_end(words_ptr, n_words, step, T, EARLIEST: tl.constexpr):
-    """Whether a sequence has its earliest step there, or else its last; the row itself where nothing is packed."""
-    if words_ptr is not None:
-        words = words_ptr + 2 + (0 if EARLIEST else n_words)
-        return ((tl.load(words + (step >> 5)) >> (step & 31).to(tl.int32)) & 1) != 0
+            values = tl.reshape(tl.join(values, tl.trans(im)), [N, R * 2])
+        inside = inside_channels(step, T, C, R, PARTS)
+        tl.store(at + start.to(tl.int64) * t_stride * PARTS, values, mask=inside)
     else:
-        return step == (0 if EARLIEST else T - 1)
+        re = in_scan_order(split_columns(tl.reshape(re, [R, N, V]), V), V, DESCENDING)
+        im = in_scan_order(split_columns(tl.reshape(im, [R, N, V]), V), V, DESCENDING)
+        if MOVE == "groups":
+            values = join_columns(re, V)
+            if PARTS == 2:
+                values = tl.reshape(tl.join(values, join_columns(im, V)), [R, N, V * 2])
+            inside = rows[:, :, None] & ((step >= 0) & (step < T))[None, :, None]
+            at += start.to(tl.int64) * PARTS
+            tl.store(at, values, mask=tl.broadcast_to(inside, at.shape))
+        else:
+            for k in tl.static_range(V):
+                values = tl.reshape(re[k], [R, N, 1])
+                if PARTS == 2:
+                    values = tl.join(re[k], im[k])
+                inside = rows[:, :, None] & ((step + k >= 0) & (step + k < T))[None, :, None]
+                one = at + (start.to(tl.int64) + k) * t_stride * PARTS
+                tl.store(one, values, mask=tl.broadcast_to(inside, at.shape))
 
 
 @triton.jit
-def end_state(states_ptr, sequence_ptr, step, end, row, n_rows):
-    """Where the states of sequences that have an `end` among these steps lie, `[R, N * V]`."""
-    if sequence_ptr is not None:
-        return states_ptr + (tl.load(sequence_ptr + step, mask=end, other=0).to(tl.int64) * n_rows + row) * 2
-    else:
-        return states_ptr + (tl.zeros(step.shape, tl.int64) + row) * 2
+def marked(words_ptr, step):
+    """Which of the steps have a mark in a table of bits (packed_table.py)."""
+    return ((tl.load(words_ptr + 2 + (step >> 5)) >> (step & 31).to(tl.int32)) & 1) != 0
 
 
 @triton.jit
-def load_ends(states_ptr, sequence_ptr, step, end, row, rows, n_rows, R: tl.constexpr, dtype: tl.constexpr):
-    """States of sequences at an `end`; 0 elsewhere, and everywhere where there are none."""
+def load_states(states_ptr, at, mask, dtype: tl.constexpr):
+    """States number `at`; 0 outside of the mask, and everywhere where there are none."""
     if states_ptr is None:
-        zero = tl.zeros([R, step.shape[1]], dtype)
+        zero = tl.zeros(mask.shape, dtype)
         return zero, zero
     else:
-        at = end_state(states_ptr, sequence_ptr, step, end, row, n_rows)
-        re = tl.load(at, mask=end & rows, other=0.0)
-        im = tl.load(at + 1, mask=end & rows, other=0.0)
+        re = tl.load(states_ptr + at * 2, mask=mask, other=0.0)
+        im = tl.load(states_ptr + at * 2 + 1, mask=mask, other=0.0)
         return re.to(dtype), im.to(dtype)
 
 
 @triton.jit
-def store_ends(states_ptr, sequence_ptr, step, end, row, rows, n_rows, re, im):
-    """Writes what `load_ends` reads."""
-    at = end_state(states_ptr, sequence_ptr, step, end, row, n_rows)
-    tl.store(at, re, mask=end & rows)
-    tl.store(at + 1, im, mask=end & rows)
+def store_states(states_ptr, at, mask, re, im):
+    """Writes what `load_states` reads."""
+    tl.store(states_ptr + at * 2, re, mask=mask)
+    tl.store(states_ptr + at * 2 + 1, im, mask=mask)
+
+
+@triton.jit
+def sequences(sequence_ptr, step, marks, row, n_rows):
+    """The numbers of the states of the sequences that have a mark among the steps, `[R, N * V]`."""
+    return tl.load(sequence_ptr + step, mask=marks, other=0).to(tl.int64) * n_rows + row
 
 
 @triton.jit
@@ -253,8 +255,7 @@ def forward(
     gates = place(gates_ptr, b, c, (gates_b, gates_c, gates_t), C, number, 0, R, V, GATES_PARTS, GATES_MOVE)
     tokens = place(tokens_ptr, b, c, (tokens_b, tokens_c, tokens_t), C, number, 0, R, V, TOKENS_PARTS, TOKENS_MOVE)
     states = place(states_ptr, b, c, (states_b, states_c, states_t), C, number, 0, R, V, 2, STATES_MOVE)
-    carry_re = tl.zeros([R, 1], STATE)
-    carry_im = tl.zeros([R, 1], STATE)
+    carry_re, carry_im = load_states(None if PACKED else initial_ptr, row, rows, STATE)
     tiles = tl.cdiv(T, BLOCK)
 
     for tile in tl.range(0, tiles, num_stages=STAGES):
@@ -273,10 +274,12 @@ def forward(
             g_re, g_im = exponential(g_re, g_im, GATES_PARTS)
         # Steps outside the row pass on the state before them.
         g_re = tl.where(step < T, g_re, 1.0)
-        first = is_end(words_ptr, n_words, step, T, not DESCENDING)
-        if PACKED or initial_ptr is not None:
+        first = None
+        if PACKED:
+            first = marked(words_ptr + (n_words if DESCENDING else 0), step)
             # The first gate multiplies the initial state even where that is 0.
-            initial_re, initial_im = load_ends(initial_ptr, sequence_ptr, step, first, row, rows, n_rows, R, STATE)
+            at = sequences(sequence_ptr, step, first, row, n_rows)
+            initial_re, initial_im = load_states(initial_ptr, at, first & rows, STATE)
             before_re, before_im = multiply(g_re, g_im, initial_re, initial_im)
             re = tl.where(first, before_re + re, re)
             im = tl.where(first, before_im + im, im)
@@ -286,10 +289,13 @@ def forward(
         if PACKED:
             re = blank(re, step, used, broken)
             im = blank(im, step, used, broken)
-        if final_ptr is not None:
-            last = is_end(words_ptr, n_words, step, T, DESCENDING)
-            store_ends(final_ptr, sequence_ptr, step, last, row, rows, n_rows, re, im)
+            if final_ptr is not None:
+                last = marked(words_ptr + (0 if DESCENDING else n_words), step)
+                store_states(final_ptr, sequences(sequence_ptr, step, last, row, n_rows), last & rows, re, im)
         store_steps(states, start, number * V, T, C, rows, re, im, R, V, 2, STATES_MOVE, DESCENDING)
+    if final_ptr is not None:
+        if not PACKED:
+            store_states(final_ptr, row, rows, carry_re, carry_im)
 
 
 @triton.jit(do_not_specialize=["T", "n_rows", "n_sequences", "n_words"])
@@ -302,19 +308,19 @@ def backward(
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     GATES_PARTS: tl.constexpr, D_TOKENS_PARTS: tl.constexpr,
-    GATES_MOVE: tl.constexpr, MET_MOVE: tl.constexpr, BEFORE_MOVE: tl.constexpr, D_STATES_MOVE: tl.constexpr,
+    GATES_MOVE: tl.constexpr, MET_GATES_MOVE: tl.constexpr, STATES_MOVE: tl.constexpr, D_STATES_MOVE: tl.constexpr,
     D_GATES_MOVE: tl.constexpr, D_TOKENS_MOVE: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
     """Gradients of `forward` for R rows, which it meets in the opposite order (DESCENDING for an ascending forward).
 
-    `d_x[t] = d_h[t] + conj(g[t+1]) * d_x[t+1]` is a scan of its own, `d_g[t] = d_x[t] * conj(h[t-1])`; what a real tensor
-    gets is the real part. Gates and states are read one step off.
+    `d_x[t] = d_h[t] + conj(g[t+1]) * d_x[t+1]` is a scan of its own, `d_g[t] = d_x[t] * conj(h[t-1])`; a real tensor gets
+    the real part. Gates and states are read one step off.
     """
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
     MET: tl.constexpr = 1 if DESCENDING else -1
-    OWN_GATES: tl.constexpr = d_initial_ptr is not None or (LOG and d_gates_ptr is not None)
+    OWN_GATES: tl.constexpr = (PACKED and d_initial_ptr is not None) or (LOG and d_gates_ptr is not None)
     b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, False)
     T = T.to(TIME)
     if PACKED:
@@ -326,7 +332,7 @@ def backward(
         number = N - 1 - number
         place_in_tile = BLOCK - 1 - place_in_tile
     gates_strides = (gates_b, gates_c, gates_t)
-    met_gates = place(gates_ptr, b, c, gates_strides, C, number, MET, R, V, GATES_PARTS, MET_MOVE)
+    met_gates = place(gates_ptr, b, c, gates_strides, C, number, MET, R, V, GATES_PARTS, MET_GATES_MOVE)
     if OWN_GATES:
         gates = place(gates_ptr, b, c, gates_strides, C, number, 0, R, V, GATES_PARTS, GATES_MOVE)
     if d_states_ptr is not None:
@@ -334,7 +340,7 @@ def backward(
             d_states_ptr, b, c, (d_states_b, d_states_c, d_states_t), C, number, 0, R, V, 2, D_STATES_MOVE
         )
     if d_gates_ptr is not None:
-        states = place(states_ptr, b, c, (states_b, states_c, states_t), C, number, -MET, R, V, 2, BEFORE_MOVE)
+        states = place(states_ptr, b, c, (states_b, states_c, states_t), C, number, -MET, R, V, 2, STATES_MOVE)
         d_gates = place(
             d_gates_ptr, b, c, (d_gates_b, d_gates_c, d_gates_t), C, number, 0, R, V, GATES_PARTS, D_GATES_MOVE
         )
@@ -342,8 +348,9 @@ def backward(
         d_tokens = place(
             d_tokens_ptr, b, c, (d_tokens_b, d_tokens_c, d_tokens_t), C, number, 0, R, V, D_TOKENS_PARTS, D_TOKENS_MOVE
         )
-    carry_re = tl.zeros([R, 1], STATE)
-    carry_im = tl.zeros([R, 1], STATE)
+    carry_re, carry_im = load_states(None if PACKED else d_final_ptr, row, rows, STATE)
+    if not PACKED:
+        initial_re, initial_im = load_states(initial_ptr, row, rows, STATE)
     tiles = tl.cdiv(T, BLOCK)
 
     for tile in tl.range(0, tiles, num_stages=STAGES):
@@ -353,7 +360,7 @@ def backward(
         start = index.to(TIME) * BLOCK
         step = start + place_in_tile
         met_re, met_im = load_steps(
-            met_gates, start, number * V + MET, T, C, rows, R, V, GATES_PARTS, MET_MOVE, DESCENDING, STATE
+            met_gates, start, number * V + MET, T, C, rows, R, V, GATES_PARTS, MET_GATES_MOVE, DESCENDING, STATE
         )
         re = tl.zeros([R, BLOCK], STATE)
         im = tl.zeros([R, BLOCK], STATE)
@@ -363,13 +370,16 @@ def backward(
             met_re, met_im = exponential(met_re, met_im, GATES_PARTS)
         # Steps outside the row pass on the gradient of the final state, and so does its first one.
         met_re = tl.where((step + MET >= 0) & (step + MET < T), met_re, 1.0)
-        # In scan order: a backward kernel meets the last step of a sequence first.
-        first = is_end(words_ptr, n_words, step, T, not DESCENDING)
-        last = is_end(words_ptr, n_words, step, T, DESCENDING)
-        if d_final_ptr is not None:
-            d_final_re, d_final_im = load_ends(d_final_ptr, sequence_ptr, step, first, row, rows, n_rows, R, STATE)
-            re = tl.where(first, re + d_final_re, re)
-            im = tl.where(first, im + d_final_im, im)
+        first = None
+        if PACKED:
+            # In scan order: a backward kernel meets the last step of a sequence first.
+            first = marked(words_ptr + (n_words if DESCENDING else 0), step)
+            last = marked(words_ptr + (0 if DESCENDING else n_words), step)
+            if d_final_ptr is not None:
+                at = sequences(sequence_ptr, step, first, row, n_rows)
+                d_final_re, d_final_im = load_states(d_final_ptr, at, first & rows, STATE)
+                re = re + d_final_re
+                im = im + d_final_im
         re, im = scan_tile((met_re, -met_im), (re, im), (carry_re, carry_im), first, PACKED)
         carry_re = leave_tile(re, carry_re, T - start, 1, DESCENDING)
         carry_im = leave_tile(im, carry_im, T - start, 1, DESCENDING)
@@ -386,16 +396,24 @@ def backward(
             )
             if LOG:
                 g_re, g_im = exponential(g_re, g_im, GATES_PARTS)
-        if d_initial_ptr is not None:
-            d_initial_re, d_initial_im = multiply(re, im, g_re, -g_im)
-            store_ends(d_initial_ptr, sequence_ptr, step, last, row, rows, n_rows, d_initial_re, d_initial_im)
+        if PACKED:
+            if d_initial_ptr is not None:
+                d_initial_re, d_initial_im = multiply(re, im, g_re, -g_im)
+                at = sequences(sequence_ptr, step, last, row, n_rows)
+                store_states(d_initial_ptr, at, last & rows, d_initial_re, d_initial_im)
         if d_gates_ptr is not None:
             h_re, h_im = load_steps(
-                states, start, number * V - MET, T, C, rows, R, V, 2, BEFORE_MOVE, DESCENDING, STATE
+                states, start, number * V - MET, T, C, rows, R, V, 2, STATES_MOVE, DESCENDING, STATE
             )
-            initial_re, initial_im = load_ends(initial_ptr, sequence_ptr, step, last, row, rows, n_rows, R, STATE)
-            h_re = tl.where(last, initial_re, h_re)
-            h_im = tl.where(last, initial_im, h_im)
+            if PACKED:
+                at = sequences(sequence_ptr, step, last, row, n_rows)
+                initial_re, initial_im = load_states(initial_ptr, at, last & rows, STATE)
+                h_re = tl.where(last, initial_re, h_re)
+                h_im = tl.where(last, initial_im, h_im)
+            elif initial_ptr is not None:
+                at_last = step == (0 if DESCENDING else T - 1)
+                h_re = tl.where(at_last, initial_re, h_re)
+                h_im = tl.where(at_last, initial_im, h_im)
             re, im = multiply(re, im, h_re, -h_im)
             if LOG:
                 re, im = multiply(re, im, g_re, -g_im)
@@ -405,3 +423,16 @@ def backward(
             store_steps(
                 d_gates, start, number * V, T, C, rows, re, im, R, V, GATES_PARTS, D_GATES_MOVE, DESCENDING
             )
+    if d_initial_ptr is not None:
+        if not PACKED:
+            last_gate = gates_ptr + (b * gates_b + c * gates_c) * GATES_PARTS
+            if not DESCENDING:
+                last_gate += (T - 1).to(tl.int64) * gates_t * GATES_PARTS
+            g_re = tl.load(last_gate, mask=rows, other=0.0).to(STATE)
+            g_im = tl.zeros([R, 1], STATE)
+            if GATES_PARTS == 2:
+                g_im = tl.load(last_gate + 1, mask=rows, other=0.0).to(STATE)
+            if LOG:
+                g_re, g_im = exponential(g_re, g_im, GATES_PARTS)
+            d_initial_re, d_initial_im = multiply(carry_re, carry_im, g_re, -g_im)
+            store_states(d_initial_ptr, row, rows, d_initial_re, d_initial_im)
