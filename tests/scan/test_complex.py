@@ -11,11 +11,12 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from scan import cpu, launch, linear_scan, tuning
 from tests.conftest import INTERPRETING
 from tests.scan.budget import assert_within, expected
-from tests.scan.cases import COMPLEX, DTYPES, NAMES, Case, Inputs, bits, draw, grid
+from tests.scan.cases import COMPLEX, DTYPES, NAMES, Case, bits, draw, grid, interpretable
 from tests.scan.runs import check, run, run_implementation
 
 # NumPy's remarks on arithmetic with infinities, in the interpreter.
@@ -24,10 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encount
 BOTH = {"dim": (-1, -2), "reverse": (False, True)}
 LENGTHS = (9, 0, 17, 1, 6)
 # Gates and tokens, of which at least one is complex.
-PAIRS = [
-    pair for pair in itertools.product((*DTYPES, *COMPLEX), repeat=2)
-    if any(d.is_complex for d in pair) and (pair[0] in COMPLEX or pair[1] in COMPLEX)
-]  # fmt: skip
+PAIRS = [pair for pair in itertools.product((*DTYPES, *COMPLEX), repeat=2) if any(dtype.is_complex for dtype in pair)]
 USUAL = [
     (torch.complex64, torch.complex64), (torch.complex128, torch.complex128),
     (torch.float32, torch.complex64), (torch.complex64, torch.float32),
@@ -46,6 +44,8 @@ def test_short(case: Case, device: torch.device) -> None:
 
 @pytest.mark.parametrize("case", over(PAIRS, T=(21,), dim=(-1, -2)), ids=str)
 def test_every_pair_of_dtypes(case: Case, device: torch.device) -> None:
+    if INTERPRETING and not interpretable(case.dtype, case.gates_dtype):
+        pytest.skip("the interpreter casts float64 to bfloat16 as if both were integers")
     check(dataclasses.replace(case, initial=True, reverse=case.dim == -1), device)
     check(dataclasses.replace(case, lengths=(4, 0, 11), log=True, reverse=case.dim == -2), device)
 
@@ -72,16 +72,16 @@ def test_long(case: Case, device: torch.device) -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dim", [-1, -2])
 def test_beyond_32_bits(dim: int, reverse: bool, device: torch.device) -> None:
-    T = 2**30 + 6
+    T = 2**30 + 76
     if torch.cuda.get_device_properties(0).total_memory < 60 * 2**30:
         pytest.skip("needs 60 GiB of GPU memory")
     gate = torch.tensor(0.5j, dtype=torch.complex64, device=device)
     tokens = torch.zeros(T, dtype=torch.complex64, device=device)
     tokens[::1000] = 1
-    along = (tokens, gate.expand(T)) if dim == -1 else (tokens[:, None], gate.expand(T, 1))
-    states = linear_scan(along[1], along[0], dim=dim, reverse=reverse).states.flatten()
+    shape = (T,) if dim == -1 else (T, 1)
+    states = linear_scan(gate.expand(shape), tokens.view(shape), dim=dim, reverse=reverse).states.flatten()
     step = -1 if reverse else 1
-    for start in (1_000_000, 2**29 * 1 // 1000 * 1000, (T - 900) // 1000 * 1000):
+    for start in (1_000_000, 2**29 // 1000 * 1000, T // 1000 * 1000):
         for m in range(4):
             assert states[start + step * m].item() == 0.5j**m
 
@@ -176,7 +176,7 @@ def test_final_state_is_the_last_state(case: Case, device: torch.device) -> None
         assert (final[1] == 0).all()
 
 
-def _of_other_sequences(outputs: dict[str, torch.Tensor | None], case: Case, but: int) -> list[torch.Tensor]:
+def _of_other_sequences(outputs: dict[str, Tensor | None], case: Case, but: int) -> list[Tensor]:
     parts = []
     for n, length in enumerate(LENGTHS):
         for name, output in outputs.items():
@@ -253,25 +253,21 @@ def test_nothing_to_scan(shape: tuple[int, ...], packed: list[int] | None, devic
 
 
 @pytest.mark.parametrize("real", ["", "gates", "tokens", "initial_state"])
-@pytest.mark.parametrize("dim", [-1, -2])
-def test_gradcheck(real: str, dim: int, device: torch.device) -> None:
-    cu_seqlens = torch.tensor([0, 2, 2, 3], device=device)
-    for packed in (None, cu_seqlens):
-        shapes = {"gates": (2, 4), "tokens": (2, 4) if dim == -1 else (2, 4)}
-        rest = (2,) if dim == -1 else (4,)
-        T = 4 if dim == -1 else 2
-        offsets = None if packed is None else packed.clamp_max(T)
-        shapes["initial_state"] = rest if packed is None else (3, *rest)
-        leaves = [
-            torch.randn(shape, dtype=torch.float64 if name == real else torch.complex128)
-            .mul(0.5).to(device).requires_grad_()
-            for name, shape in shapes.items()
-        ]  # fmt: skip
-        for reverse, log_gates in ((False, False), (True, True)):
-            def scanned(g, x, h, o=offsets, r=reverse, log=log_gates):  # type: ignore[no-untyped-def]
-                return tuple(linear_scan(g, x, h, dim=dim, cu_seqlens=o, reverse=r, log_gates=log))
+@pytest.mark.parametrize(
+    "case", [Case(3, rows=(2,)), Case(4, rows=(2,), dim=-2, reverse=True, log=True, lengths=(1, 0, 2))], ids=str
+)
+def test_gradcheck(real: str, case: Case, device: torch.device) -> None:
+    cu_seqlens = None if case.lengths is None else torch.tensor(case.offsets, device=device)
+    shapes = {"gates": case.shape, "tokens": case.shape, "initial_state": case.state_shape}
+    leaves = [
+        torch.randn(shape, dtype=torch.float64 if name == real else torch.complex128).mul(0.5).to(device)
+        for name, shape in shapes.items()
+    ]
 
-            assert torch.autograd.gradcheck(scanned, leaves, fast_mode=True)
+    def scanned(gates: Tensor, tokens: Tensor, initial_state: Tensor) -> tuple[Tensor, ...]:
+        return tuple(linear_scan(gates, tokens, initial_state, cu_seqlens=cu_seqlens, **case.keywords))
+
+    assert torch.autograd.gradcheck(scanned, [leaf.requires_grad_() for leaf in leaves], fast_mode=True)
 
 
 def test_kernels_are_what_runs(kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +314,7 @@ def test_every_configuration_alone(
 
 @pytest.mark.parametrize("case", over(USUAL[:1], T=(70,), lengths=(None, (31, 0, 30)), dim=(-1, -2)), ids=str)
 def test_runs_give_the_same_bits(case: Case, device: torch.device) -> None:
-    inputs: Inputs = draw(dataclasses.replace(case, initial=True), device)
+    inputs = draw(dataclasses.replace(case, initial=True), device)
     first = run(case, inputs)
     for _ in range(3):
         for name, again in run(case, inputs).items():
