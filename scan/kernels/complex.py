@@ -1,8 +1,8 @@
 """The scan of complex states, forward and backward: gates and tokens may each be complex or real.
 
-A complex tensor is one of pairs: pointers lead to its parts, strides count pairs, PARTS is 2 (1 for a real tensor). A
-program owns R rows and walks them in tiles of N groups of V neighbouring steps, as in grouped.py; a tile is `[R, N * V]`
-in scan order, once for real and once for imaginary parts. How a tensor moves:
+A complex tensor is one of pairs: pointers lead to its parts, strides count pairs, PARTS is 2 (1 for a real tensor).
+A program owns R rows and walks them in tiles of N groups of V neighbouring steps, as in grouped.py. A tile is
+`[R, N * V]` in scan order, once for real and once for imaginary parts. How a tensor moves:
 
     groups      time is contiguous, rows begin and end with groups: a group is one vector of 16 bytes
     steps       any strides: each step is a vector of its parts
@@ -75,48 +75,59 @@ def exponential(re, im, PARTS: tl.constexpr):
 
 
 @triton.jit
-def place(pointer, b, c, strides, C, number, ahead, R: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
-          MOVE: tl.constexpr):
-    """Where the groups `number` of the first tile lie, `ahead` steps later, as `load_steps` and `store_steps` take it.
+def place(pointer, strides, C, n_rows, ahead, R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
+          MOVE: tl.constexpr, CHANNELS_LAST: tl.constexpr, DESCENDING: tl.constexpr, TIME: tl.constexpr):
+    """Where a tensor has the groups of the first tile, `ahead` steps later: for `load_steps` and `store_steps`.
 
-    Groups are `[R, N, V * PARTS]`. Of steps it is the earliest of each group, `[R, N, PARTS]`; `[N, R * PARTS]` where
-    channels move.
+    Pointers lead to groups `[R * N, V * PARTS]`, or to the earliest step of each, `[R * N, PARTS]`; where channels
+    move, `[N, R * PARTS]`. Beside them are these steps, which of the rows exist, and the stride of time. With two axes
+    every version of Triton keeps a group in one thread.
     """
     b_stride, c_stride, t_stride = strides
-    step = number.to(tl.int64) * V + ahead
+    size: tl.constexpr = N if MOVE == "channels" else R * N
+    number = tl.arange(0, size) % N
+    if DESCENDING:
+        number = N - 1 - number
+    step = number.to(TIME) * V + ahead
+    blocks = tl.cdiv(C, R)
+    first = (tl.program_id(0) % blocks if CHANNELS_LAST else tl.program_id(0)).to(tl.int64) * R
     if MOVE == "channels":
-        base = b * b_stride + (tl.program_id(0) % tl.cdiv(C, R)).to(tl.int64) * R
-        at = pointer + base * PARTS + step[:, None] * t_stride * PARTS + tl.arange(0, R * PARTS)[None, :]
+        lane = tl.arange(0, R * PARTS)
+        base = (tl.program_id(0) // blocks).to(tl.int64) * b_stride + first
+        at = pointer + base * PARTS + (step.to(tl.int64) * t_stride * PARTS)[:, None] + lane[None, :]
+        exists = (lane < (C - first) * PARTS)[None, :]
     else:
-        base = b * b_stride + c * c_stride
+        row = first + tl.arange(0, size) // N
+        if CHANNELS_LAST:
+            base = (tl.program_id(0) // blocks).to(tl.int64) * b_stride + row * c_stride
+            exists = (row < C)[:, None]
+        else:
+            base = row // C * b_stride + row % C * c_stride
+            exists = (row < n_rows)[:, None]
         if MOVE == "groups":
             # A product shows the compiler that vectors are aligned.
             base = (base.to(tl.uint64) // V * V).to(tl.int64)
         part = tl.arange(0, V * PARTS if MOVE == "groups" else PARTS)
-        at = pointer + base[:, :, None] * PARTS + (step * t_stride * PARTS)[None, :, None] + part[None, None, :]
-    return at, t_stride
+        at = pointer + ((base + step.to(tl.int64) * t_stride) * PARTS)[:, None] + part[None, :]
+    return at, step, exists, t_stride
 
 
 @triton.jit
-def inside_channels(step, T, C, R: tl.constexpr, PARTS: tl.constexpr):
-    """Which elements at `step` `[N]` are steps of channels: `[N, R * PARTS]`."""
-    left = (C - tl.program_id(0) % tl.cdiv(C, R) * R).to(tl.int64) * PARTS
-    return ((step >= 0) & (step < T))[:, None] & (tl.arange(0, R * PARTS) < left)[None, :]
+def tile_of(tensor, start, T, k: tl.constexpr, PARTS: tl.constexpr):
+    """Pointers and mask of a whole tile, or of step `k` of its groups."""
+    at, step, exists, t_stride = tensor
+    step = start + step + k
+    inside = ((step >= 0) & (step < T))[:, None] & exists
+    return at + (start.to(tl.int64) + k) * t_stride * PARTS, tl.broadcast_to(inside, at.shape)
 
 
 @triton.jit
-def load_steps(place, start, first_step, T, C, rows, R: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
+def load_steps(tensor, start, T, R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
                MOVE: tl.constexpr, DESCENDING: tl.constexpr, dtype: tl.constexpr):
-    """Real and imaginary parts of the tile at `start`, `[R, N * V]` in scan order; 0 outside of rows.
-
-    `first_step` is the earliest step of each group of the first tile `[N]`, with the steps that `place` is ahead.
-    """
-    at, t_stride = place
-    N: tl.constexpr = first_step.shape[0]
-    step = start + first_step
+    """Real and imaginary parts of the tile at `start`, `[R, N * V]` in scan order; 0 outside of rows."""
     if MOVE == "channels":
-        inside = inside_channels(step, T, C, R, PARTS)
-        values = tl.load(at + start.to(tl.int64) * t_stride * PARTS, mask=inside, other=0.0).to(dtype)
+        at, inside = tile_of(tensor, start, T, 0, PARTS)
+        values = tl.load(at, mask=inside, other=0.0).to(dtype)
         if PARTS == 2:
             re, im = tl.split(tl.reshape(values, [N, R, 2]))
             return tl.trans(re), tl.trans(im)
@@ -126,22 +137,20 @@ def load_steps(place, start, first_step, T, C, rows, R: tl.constexpr, V: tl.cons
         re = ()
         im = ()
         if MOVE == "groups":
-            inside = rows[:, :, None] & ((step >= 0) & (step < T))[None, :, None]
-            at += start.to(tl.int64) * PARTS
-            values = tl.load(at, mask=tl.broadcast_to(inside, at.shape), other=0.0).to(dtype)
+            at, inside = tile_of(tensor, start, T, 0, PARTS)
+            values = tl.load(at, mask=inside, other=0.0).to(dtype)
             if PARTS == 2:
                 a, b = tl.split(tl.reshape(values, [R, N, V, 2]))
                 re = split_columns(a, V)
                 im = split_columns(b, V)
             else:
-                re = split_columns(values, V)
+                re = split_columns(tl.reshape(values, [R, N, V]), V)
         else:
             for k in tl.static_range(V):
-                inside = rows[:, :, None] & ((step + k >= 0) & (step + k < T))[None, :, None]
-                one = at + (start.to(tl.int64) + k) * t_stride * PARTS
-                values = tl.load(one, mask=tl.broadcast_to(inside, at.shape), other=0.0).to(dtype)
+                at, inside = tile_of(tensor, start, T, k, PARTS)
+                values = tl.load(at, mask=inside, other=0.0).to(dtype)
                 if PARTS == 2:
-                    a, b = tl.split(values)
+                    a, b = tl.split(tl.reshape(values, [R, N, 2]))
                     re = re + (a,)
                     im = im + (b,)
                 else:
@@ -155,39 +164,34 @@ def load_steps(place, start, first_step, T, C, rows, R: tl.constexpr, V: tl.cons
 
 
 @triton.jit
-def store_steps(place, start, first_step, T, C, rows, re, im, R: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
+def store_steps(tensor, start, T, re, im, R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
                 MOVE: tl.constexpr, DESCENDING: tl.constexpr):
     """Writes what `load_steps` reads: of a real tensor the real parts."""
-    at, t_stride = place
-    dtype = at.dtype.element_ty
-    N: tl.constexpr = first_step.shape[0]
-    step = start + first_step
+    dtype = tensor[0].dtype.element_ty
     re = re.to(dtype)
     im = im.to(dtype)
     if MOVE == "channels":
+        at, inside = tile_of(tensor, start, T, 0, PARTS)
         values = tl.trans(re)
         if PARTS == 2:
-            values = tl.reshape(tl.join(values, tl.trans(im)), [N, R * 2])
-        inside = inside_channels(step, T, C, R, PARTS)
-        tl.store(at + start.to(tl.int64) * t_stride * PARTS, values, mask=inside)
+            values = tl.join(values, tl.trans(im))
+        tl.store(at, tl.reshape(values, at.shape), mask=inside)
     else:
         re = in_scan_order(split_columns(tl.reshape(re, [R, N, V]), V), V, DESCENDING)
         im = in_scan_order(split_columns(tl.reshape(im, [R, N, V]), V), V, DESCENDING)
         if MOVE == "groups":
+            at, inside = tile_of(tensor, start, T, 0, PARTS)
             values = join_columns(re, V)
             if PARTS == 2:
-                values = tl.reshape(tl.join(values, join_columns(im, V)), [R, N, V * 2])
-            inside = rows[:, :, None] & ((step >= 0) & (step < T))[None, :, None]
-            at += start.to(tl.int64) * PARTS
-            tl.store(at, values, mask=tl.broadcast_to(inside, at.shape))
+                values = tl.join(values, join_columns(im, V))
+            tl.store(at, tl.reshape(values, at.shape), mask=inside)
         else:
             for k in tl.static_range(V):
-                values = tl.reshape(re[k], [R, N, 1])
+                at, inside = tile_of(tensor, start, T, k, PARTS)
+                values = re[k]
                 if PARTS == 2:
                     values = tl.join(re[k], im[k])
-                inside = rows[:, :, None] & ((step + k >= 0) & (step + k < T))[None, :, None]
-                one = at + (start.to(tl.int64) + k) * t_stride * PARTS
-                tl.store(one, values, mask=tl.broadcast_to(inside, at.shape))
+                tl.store(at, tl.reshape(values, at.shape), mask=inside)
 
 
 @triton.jit
@@ -247,14 +251,21 @@ def forward(
     if PACKED:
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
-    number = tl.arange(0, N).to(TIME)
     place_in_tile = tl.arange(0, BLOCK)[None, :].to(TIME)
     if DESCENDING:
-        number = N - 1 - number
         place_in_tile = BLOCK - 1 - place_in_tile
-    gates = place(gates_ptr, b, c, (gates_b, gates_c, gates_t), C, number, 0, R, V, GATES_PARTS, GATES_MOVE)
-    tokens = place(tokens_ptr, b, c, (tokens_b, tokens_c, tokens_t), C, number, 0, R, V, TOKENS_PARTS, TOKENS_MOVE)
-    states = place(states_ptr, b, c, (states_b, states_c, states_t), C, number, 0, R, V, 2, STATES_MOVE)
+    gates = place(
+        gates_ptr, (gates_b, gates_c, gates_t), C, n_rows, 0, R, N, V, GATES_PARTS, GATES_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
+    tokens = place(
+        tokens_ptr, (tokens_b, tokens_c, tokens_t), C, n_rows, 0, R, N, V, TOKENS_PARTS, TOKENS_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
+    states = place(
+        states_ptr, (states_b, states_c, states_t), C, n_rows, 0, R, N, V, 2, STATES_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
     carry_re, carry_im = load_states(None if PACKED else initial_ptr, row, rows, STATE)
     tiles = tl.cdiv(T, BLOCK)
 
@@ -264,12 +275,8 @@ def forward(
             index = tiles - 1 - tile
         start = index.to(TIME) * BLOCK
         step = start + place_in_tile
-        g_re, g_im = load_steps(
-            gates, start, number * V, T, C, rows, R, V, GATES_PARTS, GATES_MOVE, DESCENDING, STATE
-        )
-        re, im = load_steps(
-            tokens, start, number * V, T, C, rows, R, V, TOKENS_PARTS, TOKENS_MOVE, DESCENDING, STATE
-        )
+        g_re, g_im = load_steps(gates, start, T, R, N, V, GATES_PARTS, GATES_MOVE, DESCENDING, STATE)
+        re, im = load_steps(tokens, start, T, R, N, V, TOKENS_PARTS, TOKENS_MOVE, DESCENDING, STATE)
         if LOG:
             g_re, g_im = exponential(g_re, g_im, GATES_PARTS)
         # Steps outside the row pass on the state before them.
@@ -292,7 +299,7 @@ def forward(
             if final_ptr is not None:
                 last = marked(words_ptr + (0 if DESCENDING else n_words), step)
                 store_states(final_ptr, sequences(sequence_ptr, step, last, row, n_rows), last & rows, re, im)
-        store_steps(states, start, number * V, T, C, rows, re, im, R, V, 2, STATES_MOVE, DESCENDING)
+        store_steps(states, start, T, re, im, R, N, V, 2, STATES_MOVE, DESCENDING)
     if final_ptr is not None:
         if not PACKED:
             store_states(final_ptr, row, rows, carry_re, carry_im)
@@ -314,8 +321,8 @@ def backward(
 ):
     """Gradients of `forward` for R rows, which it meets in the opposite order (DESCENDING for an ascending forward).
 
-    `d_x[t] = d_h[t] + conj(g[t+1]) * d_x[t+1]` is a scan of its own, `d_g[t] = d_x[t] * conj(h[t-1])`; a real tensor gets
-    the real part. Gates and states are read one step off.
+    `d_x[t] = d_h[t] + conj(g[t+1]) * d_x[t+1]` is a scan of its own, `d_g[t] = d_x[t] * conj(h[t-1])`; a real
+    tensor gets the real part. Gates and states are read one step off.
     """
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
@@ -326,28 +333,38 @@ def backward(
     if PACKED:
         broken = tl.load(status_ptr) != 0
         used = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + n_sequences), 0), T)
-    number = tl.arange(0, N).to(TIME)
     place_in_tile = tl.arange(0, BLOCK)[None, :].to(TIME)
     if DESCENDING:
-        number = N - 1 - number
         place_in_tile = BLOCK - 1 - place_in_tile
     gates_strides = (gates_b, gates_c, gates_t)
-    met_gates = place(gates_ptr, b, c, gates_strides, C, number, MET, R, V, GATES_PARTS, MET_GATES_MOVE)
+    met_gates = place(
+        gates_ptr, gates_strides, C, n_rows, MET, R, N, V, GATES_PARTS, MET_GATES_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
     if OWN_GATES:
-        gates = place(gates_ptr, b, c, gates_strides, C, number, 0, R, V, GATES_PARTS, GATES_MOVE)
+        gates = place(
+        gates_ptr, gates_strides, C, n_rows, 0, R, N, V, GATES_PARTS, GATES_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
     if d_states_ptr is not None:
         d_states = place(
-            d_states_ptr, b, c, (d_states_b, d_states_c, d_states_t), C, number, 0, R, V, 2, D_STATES_MOVE
-        )
+        d_states_ptr, (d_states_b, d_states_c, d_states_t), C, n_rows, 0, R, N, V, 2, D_STATES_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
     if d_gates_ptr is not None:
-        states = place(states_ptr, b, c, (states_b, states_c, states_t), C, number, -MET, R, V, 2, STATES_MOVE)
+        states = place(
+        states_ptr, (states_b, states_c, states_t), C, n_rows, -MET, R, N, V, 2, STATES_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
         d_gates = place(
-            d_gates_ptr, b, c, (d_gates_b, d_gates_c, d_gates_t), C, number, 0, R, V, GATES_PARTS, D_GATES_MOVE
-        )
+        d_gates_ptr, (d_gates_b, d_gates_c, d_gates_t), C, n_rows, 0, R, N, V, GATES_PARTS, D_GATES_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
     if d_tokens_ptr is not None:
         d_tokens = place(
-            d_tokens_ptr, b, c, (d_tokens_b, d_tokens_c, d_tokens_t), C, number, 0, R, V, D_TOKENS_PARTS, D_TOKENS_MOVE
-        )
+        d_tokens_ptr, (d_tokens_b, d_tokens_c, d_tokens_t), C, n_rows, 0, R, N, V, D_TOKENS_PARTS, D_TOKENS_MOVE, CHANNELS_LAST,
+        DESCENDING, TIME,
+    )
     carry_re, carry_im = load_states(None if PACKED else d_final_ptr, row, rows, STATE)
     if not PACKED:
         initial_re, initial_im = load_states(initial_ptr, row, rows, STATE)
@@ -359,13 +376,11 @@ def backward(
             index = tiles - 1 - tile
         start = index.to(TIME) * BLOCK
         step = start + place_in_tile
-        met_re, met_im = load_steps(
-            met_gates, start, number * V + MET, T, C, rows, R, V, GATES_PARTS, MET_GATES_MOVE, DESCENDING, STATE
-        )
+        met_re, met_im = load_steps(met_gates, start, T, R, N, V, GATES_PARTS, MET_GATES_MOVE, DESCENDING, STATE)
         re = tl.zeros([R, BLOCK], STATE)
         im = tl.zeros([R, BLOCK], STATE)
         if d_states_ptr is not None:
-            re, im = load_steps(d_states, start, number * V, T, C, rows, R, V, 2, D_STATES_MOVE, DESCENDING, STATE)
+            re, im = load_steps(d_states, start, T, R, N, V, 2, D_STATES_MOVE, DESCENDING, STATE)
         if LOG:
             met_re, met_im = exponential(met_re, met_im, GATES_PARTS)
         # Steps outside the row pass on the gradient of the final state, and so does its first one.
@@ -387,13 +402,9 @@ def backward(
             re = blank(re, step, used, broken)
             im = blank(im, step, used, broken)
         if d_tokens_ptr is not None:
-            store_steps(
-                d_tokens, start, number * V, T, C, rows, re, im, R, V, D_TOKENS_PARTS, D_TOKENS_MOVE, DESCENDING
-            )
+            store_steps(d_tokens, start, T, re, im, R, N, V, D_TOKENS_PARTS, D_TOKENS_MOVE, DESCENDING)
         if OWN_GATES:
-            g_re, g_im = load_steps(
-                gates, start, number * V, T, C, rows, R, V, GATES_PARTS, GATES_MOVE, DESCENDING, STATE
-            )
+            g_re, g_im = load_steps(gates, start, T, R, N, V, GATES_PARTS, GATES_MOVE, DESCENDING, STATE)
             if LOG:
                 g_re, g_im = exponential(g_re, g_im, GATES_PARTS)
         if PACKED:
@@ -402,9 +413,7 @@ def backward(
                 at = sequences(sequence_ptr, step, last, row, n_rows)
                 store_states(d_initial_ptr, at, last & rows, d_initial_re, d_initial_im)
         if d_gates_ptr is not None:
-            h_re, h_im = load_steps(
-                states, start, number * V - MET, T, C, rows, R, V, 2, STATES_MOVE, DESCENDING, STATE
-            )
+            h_re, h_im = load_steps(states, start, T, R, N, V, 2, STATES_MOVE, DESCENDING, STATE)
             if PACKED:
                 at = sequences(sequence_ptr, step, last, row, n_rows)
                 initial_re, initial_im = load_states(initial_ptr, at, last & rows, STATE)
@@ -420,9 +429,7 @@ def backward(
             if PACKED:
                 re = blank(re, step, used, broken)
                 im = blank(im, step, used, broken)
-            store_steps(
-                d_gates, start, number * V, T, C, rows, re, im, R, V, GATES_PARTS, D_GATES_MOVE, DESCENDING
-            )
+            store_steps(d_gates, start, T, re, im, R, N, V, GATES_PARTS, D_GATES_MOVE, DESCENDING)
     if d_initial_ptr is not None:
         if not PACKED:
             last_gate = gates_ptr + (b * gates_b + c * gates_c) * GATES_PARTS
