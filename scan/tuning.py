@@ -97,5 +97,5 @@ def complex_time_contiguous(T: int, itemsize: int, *, packed: bool = False) -> T
 
 def complex_channels_last(T: int, itemsize: int) -> Tile:
     """Configuration for T steps of contiguous channels of complex numbers of `itemsize` bytes."""
-    groups = min(64, max(2, 1 << (T - 1).bit_length()))
+    groups = min(32, max(2, 1 << (T - 1).bit_length()))
     return Tile(128 // itemsize, groups, 1, 4)

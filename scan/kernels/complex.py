@@ -246,7 +246,7 @@ def forward(
     """`h[t] = g[t] * h[t-1] + x[t]` for R rows; [t+1] where DESCENDING."""
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
-    b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, False)
+    _, _, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, False)
     T = T.to(TIME)
     if PACKED:
         broken = tl.load(status_ptr) != 0
@@ -255,16 +255,16 @@ def forward(
     if DESCENDING:
         place_in_tile = BLOCK - 1 - place_in_tile
     gates = place(
-        gates_ptr, (gates_b, gates_c, gates_t), C, n_rows, 0, R, N, V, GATES_PARTS, GATES_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
+        gates_ptr, (gates_b, gates_c, gates_t), C, n_rows, 0,
+        R, N, V, GATES_PARTS, GATES_MOVE, CHANNELS_LAST, DESCENDING, TIME,
     )
     tokens = place(
-        tokens_ptr, (tokens_b, tokens_c, tokens_t), C, n_rows, 0, R, N, V, TOKENS_PARTS, TOKENS_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
+        tokens_ptr, (tokens_b, tokens_c, tokens_t), C, n_rows, 0,
+        R, N, V, TOKENS_PARTS, TOKENS_MOVE, CHANNELS_LAST, DESCENDING, TIME,
     )
     states = place(
-        states_ptr, (states_b, states_c, states_t), C, n_rows, 0, R, N, V, 2, STATES_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
+        states_ptr, (states_b, states_c, states_t), C, n_rows, 0,
+        R, N, V, 2, STATES_MOVE, CHANNELS_LAST, DESCENDING, TIME,
     )
     carry_re, carry_im = load_states(None if PACKED else initial_ptr, row, rows, STATE)
     tiles = tl.cdiv(T, BLOCK)
@@ -338,33 +338,33 @@ def backward(
         place_in_tile = BLOCK - 1 - place_in_tile
     gates_strides = (gates_b, gates_c, gates_t)
     met_gates = place(
-        gates_ptr, gates_strides, C, n_rows, MET, R, N, V, GATES_PARTS, MET_GATES_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
+        gates_ptr, gates_strides, C, n_rows, MET,
+        R, N, V, GATES_PARTS, MET_GATES_MOVE, CHANNELS_LAST, DESCENDING, TIME,
     )
     if OWN_GATES:
         gates = place(
-        gates_ptr, gates_strides, C, n_rows, 0, R, N, V, GATES_PARTS, GATES_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
-    )
+            gates_ptr, gates_strides, C, n_rows, 0,
+            R, N, V, GATES_PARTS, GATES_MOVE, CHANNELS_LAST, DESCENDING, TIME,
+        )
     if d_states_ptr is not None:
         d_states = place(
-        d_states_ptr, (d_states_b, d_states_c, d_states_t), C, n_rows, 0, R, N, V, 2, D_STATES_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
-    )
+            d_states_ptr, (d_states_b, d_states_c, d_states_t), C, n_rows, 0,
+            R, N, V, 2, D_STATES_MOVE, CHANNELS_LAST, DESCENDING, TIME,
+        )
     if d_gates_ptr is not None:
         states = place(
-        states_ptr, (states_b, states_c, states_t), C, n_rows, -MET, R, N, V, 2, STATES_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
-    )
+            states_ptr, (states_b, states_c, states_t), C, n_rows, -MET,
+            R, N, V, 2, STATES_MOVE, CHANNELS_LAST, DESCENDING, TIME,
+        )
         d_gates = place(
-        d_gates_ptr, (d_gates_b, d_gates_c, d_gates_t), C, n_rows, 0, R, N, V, GATES_PARTS, D_GATES_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
-    )
+            d_gates_ptr, (d_gates_b, d_gates_c, d_gates_t), C, n_rows, 0,
+            R, N, V, GATES_PARTS, D_GATES_MOVE, CHANNELS_LAST, DESCENDING, TIME,
+        )
     if d_tokens_ptr is not None:
         d_tokens = place(
-        d_tokens_ptr, (d_tokens_b, d_tokens_c, d_tokens_t), C, n_rows, 0, R, N, V, D_TOKENS_PARTS, D_TOKENS_MOVE, CHANNELS_LAST,
-        DESCENDING, TIME,
-    )
+            d_tokens_ptr, (d_tokens_b, d_tokens_c, d_tokens_t), C, n_rows, 0,
+            R, N, V, D_TOKENS_PARTS, D_TOKENS_MOVE, CHANNELS_LAST, DESCENDING, TIME,
+        )
     carry_re, carry_im = load_states(None if PACKED else d_final_ptr, row, rows, STATE)
     if not PACKED:
         initial_re, initial_im = load_states(initial_ptr, row, rows, STATE)
