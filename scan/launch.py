@@ -112,17 +112,14 @@ def planned_forward(
 ) -> tuple[Tensor, Tensor | None, Plan | None]:
     """`forward`, and the plan of its launch where one was kept."""
     plan = None
-    if gates.is_complex() or tokens.is_complex():
-        return *cpu.forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final), plan
     if is_elsewhere(tokens):
         with torch.cuda.device(tokens.device):
             return planned_forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
     gates, tokens = _stored(gates), _stored(tokens)
-    states = torch.empty_like(tokens)
+    states = torch.empty_like(tokens, dtype=cpu.states_dtype(gates.dtype, tokens.dtype))
     table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, tokens.shape[dim])
-    accumulate = _accumulation(gates, tokens)
-    if initial_state is not None:
-        initial_state = _stored(initial_state).contiguous()
+    accumulate = cpu.accumulation_dtype(gates.dtype, tokens.dtype)
+    initial_state = _dense(initial_state, accumulate)
     final_state = None
     if want_final:
         final_state = _states_like(tokens, dim, cu_seqlens, accumulate, initial_state, table)
@@ -167,12 +164,6 @@ def planned_backward(
 ) -> tuple[Gradients, Plan | None]:
     """`backward`, and the plan of its launch where one was kept."""
     plan = None
-    if gates.is_complex() or tokens_dtype.is_complex:
-        gradients = cpu.backward(
-            gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
-            dim, reverse, log_gates, needs,
-        )  # fmt: skip
-        return gradients, plan
     if is_elsewhere(states):
         with torch.cuda.device(states.device):
             return planned_backward(
@@ -185,11 +176,9 @@ def planned_backward(
     d_gates = torch.empty_like(gates) if needs[0] else None
     d_tokens = torch.empty_like(states, dtype=tokens_dtype) if needs[1] else None
     table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, states.shape[dim])
-    accumulate = _accumulation(gates, states)
-    if initial_state is not None:
-        initial_state = _stored(initial_state).contiguous()
-    if d_final_state is not None:
-        d_final_state = _stored(d_final_state).contiguous()
+    accumulate = cpu.accumulation_dtype(gates.dtype, states.dtype)
+    initial_dtype = None if initial_state is None else initial_state.dtype
+    initial_state, d_final_state = _dense(initial_state, accumulate), _dense(d_final_state, accumulate)
     d_initial = None
     if needs[2] and initial_state is not None:
         d_initial = _states_like(states, dim, cu_seqlens, accumulate, d_final_state, table)
@@ -197,8 +186,9 @@ def planned_backward(
         tensors = (gates, states, d_states, d_gates, d_tokens)
         pointers = (initial_state, d_initial, d_final_state)
         plan = _launch("backward", tensors, pointers, table, dim, not reverse, log_gates, accumulate)
-    if d_initial is not None and initial_state is not None:
-        d_initial = d_initial.to(initial_state.dtype)
+    if d_initial is not None and initial_dtype is not None:
+        real = d_initial.is_complex() and not initial_dtype.is_complex
+        d_initial = (d_initial.real if real else d_initial).to(initial_dtype)
     return (d_gates, d_tokens, d_initial), plan
 
 
@@ -214,7 +204,7 @@ class Plan(NamedTuple):
         stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
         if self.n_exchanged:
             exchange = torch.zeros(self.n_exchanged, dtype=torch.int64, device=device)
-            self.runner(stream, *addresses[:-1], exchange.data_ptr(), *self.arguments)
+            self.runner(stream, *addresses, exchange.data_ptr(), *self.arguments)
         else:
             self.runner(stream, *addresses, *self.arguments)
 
@@ -239,8 +229,7 @@ def _launch(
 
     Returns the plan where the launch was made before.
     """
-    # The last is what programs that share a row exchange, of which a launch makes its own.
-    pointers = (*tensors, *states, table.words, table.sequence, table.status, table.cu_seqlens, None)
+    pointers = (*tensors, *states, table.words, table.sequence, table.status, table.cu_seqlens)
     addresses = [None if t is None else t.data_ptr() for t in pointers]
     # What decides a launch. All tensors have one shape; states and tables are contiguous and of a size that follows. Of
     # addresses it matters whether they are multiples of 16 bytes.
@@ -258,9 +247,10 @@ def _launch(
         return plan
     axes = [None if t is None else Axes.of(t, dim) for t in tensors]
     copies = [None if a is None else a.tensor for a in axes]
-    made = _configure(name, axes, table, dim, descending, log_gates, accumulate)
+    configure = _configure_complex if accumulate.is_complex else _configure
+    made = configure(name, axes, table, dim, descending, log_gates, accumulate)
     copied = any(a is not t for a, t in zip(copies, tensors, strict=True))
-    _run(None if copied else key, (*copies, *pointers[len(tensors) :]), made)
+    _run(None if copied else key, tuple(_pairs(t) for t in (*copies, *pointers[len(tensors) :])), made)
     outputs = 2 if name == "forward" else 3
     for copy, tensor in zip(copies[outputs:], tensors[outputs:], strict=True):
         if copy is not None and tensor is not None and copy is not tensor:
@@ -269,13 +259,13 @@ def _launch(
 
 
 class Launch(NamedTuple):
-    """A kernel, its grid, its arguments after the pointers, and how many words its programs exchange."""
+    """A kernel, its grid, its arguments after the pointers, and how many words its programs exchange, if it may."""
 
     kernel: Any
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    n_exchanged: int = 0
+    n_exchanged: int | None = None
 
 
 def _configure(
@@ -334,12 +324,66 @@ def _configure(
     return Launch(getattr(grouped, name), (programs, 1, 1), tuple(arguments), constants | options, n_exchanged)
 
 
+def _configure_complex(
+    name: str,
+    axes: list[Axes | None],
+    table: Table,
+    dim: int,
+    descending: bool,
+    log_gates: bool,
+    accumulate: torch.dtype,
+) -> Launch:
+    """`_configure` where states are complex."""
+    tl = _triton_language()
+    from scan.kernels import complex as kernels
+
+    states = axes[2 if name == "forward" else 1]
+    assert states is not None
+    sizes = Sizes.of(states.tensor, dim)
+    arguments = [sizes.C, sizes.T, sizes.rows, table.n, table.n_words]
+    for a in axes:
+        arguments += (0, 0, 0) if a is None else a.strides
+    channels_last = states.t != 1 and states.c == 1
+    itemsize = states.tensor.element_size()
+    if channels_last:
+        config = tuning.complex_channels_last(sizes.T, itemsize)
+        programs = sizes.B * -(-sizes.C // config.rows)
+    else:
+        packed = table.words is not None
+        config = tuning.complex_time_contiguous(sizes.T, itemsize, packed=packed)
+        programs = -(-sizes.rows // config.rows)
+    V = config.width
+
+    def move(a: Axes | None, shifted: bool = False) -> str:
+        if a is not None and channels_last and a.c == 1:
+            return "channels"
+        whole = a is not None and a.t == 1 and not (shifted or sizes.T % V or a.b % V or a.c % V)
+        return "groups" if whole else "steps"
+
+    labels = dict(zip(_LABELS[name], axes, strict=True))
+    moves = {label: move(a) for label, a in labels.items()}
+    if name == "backward":
+        moves |= {"STATES": move(states, shifted=True), "MET_GATES": move(labels["GATES"], shifted=True)}
+    constants: dict[str, Any] = {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages}
+    constants |= {"DESCENDING": descending, "LOG": log_gates, "CHANNELS_LAST": channels_last}
+    constants |= {f"{label}_MOVE": how for label, how in moves.items()}
+    for label in ("GATES", "TOKENS" if name == "forward" else "D_TOKENS"):
+        a = labels[label]
+        constants[f"{label}_PARTS"] = 2 if a is not None and a.tensor.is_complex() else 1
+    constants["STATE"] = tl.float64 if accumulate == torch.complex128 else tl.float32
+    constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
+    options = {"num_warps": config.num_warps, "enable_fp_fusion": True}
+    return Launch(getattr(kernels, name), (programs, 1, 1), tuple(arguments), constants | options)
+
+
 def _run(key: Any, pointers: tuple[Tensor | None, ...], made: Launch) -> None:
     """Compiles and launches a kernel, and keeps the launch under `key` for the next call of its kind."""
     kernel, grid, arguments, keywords, n_exchanged = made
     if n_exchanged:
         device = next(p.device for p in pointers if p is not None)
-        pointers = (*pointers[:-1], torch.zeros(n_exchanged, dtype=torch.int64, device=device))
+        pointers = (*pointers, torch.zeros(n_exchanged, dtype=torch.int64, device=device))
+    elif n_exchanged == 0:
+        arguments = (None, *arguments)
     try:
         compiled = kernel[grid](*pointers, *arguments, **keywords)
     except RuntimeError as error:
@@ -354,7 +398,7 @@ def _run(key: Any, pointers: tuple[Tensor | None, ...], made: Launch) -> None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         constants = kernel.arg_names[len(pointers) + len(arguments) :]
-        _plans[key] = Plan(_runner(compiled, grid), (*arguments, *(keywords[c] for c in constants)), n_exchanged)
+        _plans[key] = Plan(_runner(compiled, grid), (*arguments, *(keywords[c] for c in constants)), n_exchanged or 0)
 
 
 def _runner(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
@@ -464,16 +508,24 @@ def _stored(tensor: Tensor) -> Tensor:
     """The tensor with its values in memory as they read: PyTorch may keep a negation or zeros as a mark only."""
     if is_stored(tensor):
         return tensor
-    return tensor.resolve_neg() if tensor.is_neg() else tensor.clone()
+    return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg().resolve_conj()
 
 
 def is_stored(tensor: Tensor) -> bool:
     """Whether the tensor's values are in memory as they read."""
-    return not (tensor.is_neg() or tensor._is_zerotensor())
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
 
 
-def _accumulation(gates: Tensor, tokens: Tensor) -> torch.dtype:
-    return torch.float64 if torch.float64 in (gates.dtype, tokens.dtype) else torch.float32
+def _dense(state: Tensor | None, accumulate: torch.dtype) -> Tensor | None:
+    """A state as kernels take it: those of complex states take pairs alone."""
+    if state is None:
+        return None
+    return _stored(state.to(accumulate) if accumulate.is_complex else state).contiguous()
+
+
+def _pairs(tensor: Tensor | None) -> Tensor | None:
+    """A tensor as Triton takes it, which knows no complex numbers."""
+    return torch.view_as_real(tensor) if tensor is not None and tensor.is_complex() else tensor
 
 
 def is_elsewhere(tensor: Tensor) -> bool:

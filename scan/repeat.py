@@ -58,7 +58,8 @@ def first(gates: Tensor, tokens: Tensor, options: Options) -> tuple[Tensor, Tens
     """`launch.forward` of checked arguments, whose kind will be `known` once its launch is kept."""
     states, final_state, plan = launch.planned_forward(gates, tokens, None, None, *options)
     key = _key(gates, tokens, options)
-    if plan is not None and key not in _calls and not _low_bits([t.data_ptr() for t in (gates, tokens, states)]):
+    unlike = states.dtype != tokens.dtype or _low_bits([t.data_ptr() for t in (gates, tokens, states)])
+    if plan is not None and key not in _calls and not unlike:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
         shape, dtype = (None, None) if final_state is None else (final_state.shape, final_state.dtype)
@@ -77,7 +78,7 @@ def forward(call: Call, gates: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor |
     if address & 15:
         return launch.forward(gates, tokens, None, None, *call.options)
     call.plan.launch(
-        gates.data_ptr(), tokens.data_ptr(), address, None, final_address, None, None, None, None, None,
+        gates.data_ptr(), tokens.data_ptr(), address, None, final_address, None, None, None, None,
         device=tokens.get_device(),
     )  # fmt: skip
     return states, final_state
@@ -94,7 +95,7 @@ def backward(
         d_tokens = torch.empty_like(states) if needs[1] else None
         addresses = [None if t is None else t.data_ptr() for t in (gates, states, d_states, d_gates, d_tokens)]
         if not _low_bits(addresses):
-            plan.launch(*addresses, None, None, None, None, None, None, None, None, device=states.get_device())
+            plan.launch(*addresses, None, None, None, None, None, None, None, device=states.get_device())
             return d_gates, d_tokens
     dim, reverse, log_gates, _ = call.options
     gradients, plan = launch.planned_backward(

@@ -131,3 +131,18 @@ def channels_last(T: int, C: int, itemsize: int, *, backward: bool, n_rows: int 
         tile = next(tile for longest, tile in table if longest is None or longest >= T)
     # Numbers of 8 bytes take two registers each.
     return tile._replace(rows=tile.rows // 2) if itemsize == 8 else tile
+
+
+def complex_time_contiguous(T: int, itemsize: int, *, packed: bool = False) -> Tile:
+    """Configuration for rows of T contiguous steps of complex numbers of `itemsize` bytes."""
+    width = 16 // itemsize
+    # Where steps take more registers, a thread holds one group instead of two.
+    longest = 128 if packed or itemsize == 16 else 256
+    groups = min(longest, max(32, 1 << max(-(-T // width) - 1, 0).bit_length()))
+    return Tile(1, groups, width, min(4, groups // 32), 3 if T > groups * width else 1)
+
+
+def complex_channels_last(T: int, itemsize: int) -> Tile:
+    """Configuration for T steps of contiguous channels of complex numbers of `itemsize` bytes."""
+    groups = min(32, max(2, 1 << (T - 1).bit_length()))
+    return Tile(128 // itemsize, groups, 1, 4)

@@ -99,7 +99,7 @@ class Warp(_Kernels):
     def limits(self, case: Case, device: str) -> str | None:
         if case.T & (case.T - 1) or not 32 <= case.T <= 65536:
             return f"warp takes T that is a power of two from 32 to 65536, and the case has {case.T}."
-        if case.level == "api" and overruns(case):
+        if case.level == "api" and _overruns(case):
             return (
                 f"warp reads and writes past the end of its tensors in 16 bits from T = {_WARP_OVERRUNS_FROM} on, "
                 "so only its kernels are run there, see level kernel."
@@ -113,7 +113,7 @@ class Warp(_Kernels):
         return super().missing()
 
     def detail(self, case: Case, device: str) -> dict[str, Any]:
-        if not overruns(case):
+        if not _overruns(case):
             return super().detail(case, device)
         return {"layout": "private copies of its inputs, and zeros of the same size behind each tensor: it reads and "
                 "writes past their end"}  # fmt: skip
@@ -126,11 +126,11 @@ class Warp(_Kernels):
 
     def output(self, case: Case, inputs: Inputs, name: str) -> Tensor:
         return (
-            _with_slack(inputs.tokens, inputs.tokens.numel()) if overruns(case) else super().output(case, inputs, name)
+            _with_slack(inputs.tokens, inputs.tokens.numel()) if _overruns(case) else super().output(case, inputs, name)
         )
 
     def saved(self, case: Case, tokens: Tensor) -> Tensor:
-        return _with_slack(tokens, tokens.numel()) if overruns(case) else super().saved(case, tokens)
+        return _with_slack(tokens, tokens.numel()) if _overruns(case) else super().saved(case, tokens)
 
     def forward(self, package: ModuleType, gates: Tensor, tokens: Tensor, states: Tensor) -> None:
         package.warpscan_forward(gates, tokens, states, False)

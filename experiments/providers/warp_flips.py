@@ -25,7 +25,7 @@ class WarpFlips(BothDirections):
     layout = "the second direction flipped along time by torch.flip, there and back"
 
     def limits(self, case: Case, device: str) -> str | None:
-        if overruns(case):
+        if overruns(DTYPES[case.dtype], case.T):
             return (
                 "warp reads and writes past the end of its tensors in 16 bits at this length, and torch.flip leaves no "
                 "room behind those that it makes."

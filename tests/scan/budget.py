@@ -11,6 +11,9 @@ step in registers and the load of the initial state add a few (`_SUMS`). So with
 k being the largest of those counts (Higham 2002, Accuracy and Stability of Numerical Algorithms, lemma 3.1). Two more
 recurrences on absolute values give the sum: of |term|, and of |term| * m. Then the result is rounded once to its dtype.
 A gate that is an exponential brings the error of that function too. Gradients are the same recurrence the other way.
+
+Of complex numbers all this holds for absolute values, where a product counts for sqrt(5) roundings at most (Brent,
+Percival and Zimmermann 2007, Error bounds on complex floating-point multiplication), here 3, and a sum for one.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ _SUMS = 4
 # An exponential is 2**(x * log2(e)): the product's rounding counts |x| times; the power is good to 2**-22 (CUDA's
 # ex2.approx) and the library's exp is better.
 _EXPONENTIAL = 5.0
+# Sine and cosine are good to 2 units in the last place, which are 4 roundings; each is multiplied once.
+_ANGLE = 5.0
 
 Bounds = dict[str, tuple[Tensor, Tensor]]
 
@@ -44,13 +49,14 @@ class _Side(NamedTuple):
 def expected(case: Case, inputs: Inputs) -> Bounds:
     """For every output of a case its exact value and the bound on the error, in float64 on the CPU."""
     exact = _exact(case, inputs)
-    wide = _wide(inputs)
+    wide = case.wide
     # In float64 the reference itself is rounded as often as the result.
-    unit = _unit(wide) * (2 if wide == torch.float64 else 1)
-    gates, tokens = _rows(case, inputs.gates), _rows(case, inputs.tokens)
-    per_gate = np.full_like(gates, 2.0)
+    unit = _unit(wide) * (2 if torch.finfo(wide).bits == 64 else 1)
+    gates, tokens = _rows(case, inputs.gates.real if case.log else inputs.gates.abs()), _rows(case, inputs.tokens.abs())
+    product = 3 if wide.is_complex else 1
+    per_gate = np.full_like(gates, product + 1.0)
     if case.log:
-        per_gate += _EXPONENTIAL + np.abs(gates)
+        per_gate += _EXPONENTIAL + np.abs(gates) + (_ANGLE if inputs.gates.is_complex() else 0)
         gates = np.exp(gates)
     count = per_gate.sum(0).max(initial=0) + math.log2(case.T + 1) + 2 * _SUMS
     slope = unit / (1 - count * unit)
@@ -61,28 +67,29 @@ def expected(case: Case, inputs: Inputs) -> Bounds:
     def states_of(tensor: Tensor | None) -> np.ndarray:
         if tensor is None:
             return np.zeros((len(parts), rows))
-        return tensor.detach().cpu().double().abs().reshape(len(parts), rows).numpy()
+        return tensor.detach().cpu().abs().double().reshape(len(parts), rows).numpy()
 
-    gates, tokens = np.abs(gates), np.abs(tokens)
     initial, d_final = states_of(inputs.initial_state), states_of(inputs.d_final_state)
     states, final = _accumulate(gates, tokens, per_gate, parts, initial)
-    error = _round(exact["states"], _tensor(case, slope * (states.counted + level * states.total)), case.dtype)
+    error = _round(exact["states"], _tensor(case, slope * (states.counted + level * states.total)), case.states_dtype)
     bounds = {"states": error}
     wide_error = _states(case, slope * (final.counted + level * final.total))
     bounds["final_state"] = _round(exact["final_state"], wide_error, wide)
 
-    upstream = np.zeros_like(tokens) if inputs.d_states is None else np.abs(_rows(case, inputs.d_states))
+    upstream = np.zeros_like(tokens) if inputs.d_states is None else _rows(case, inputs.d_states.abs())
     flow, entered = _flow_back(gates, upstream, per_gate, parts, d_final)
     flow_error = _tensor(case, slope * (flow.counted + level * flow.total))
     bounds["d_tokens"] = _round(exact["d_tokens"], flow_error, case.dtype)
     # The other factor of d_gates is a stored state: rounded to the dtype of the tokens.
     before, before_error = exact["before"].abs(), _before(case, error)
-    product = flow_error * (before + before_error) + exact["d_tokens"].abs() * before_error
-    extra = per_gate - 1 if case.log else np.ones_like(per_gate)
-    product = product + (exact["d_tokens"].abs() * before + product) * _tensor(case, slope * extra)
+    # Of the gradient of a real token the imaginary part is lost, which that of its gate has all the same.
+    flowing = _tensor(case, flow.total) if wide.is_complex else exact["d_tokens"].abs()
+    d_gates = flow_error * (before + before_error) + flowing * before_error
+    extra = per_gate - 1 + (product if case.log and wide.is_complex else 0)
+    d_gates = d_gates + (flowing * before + d_gates) * _tensor(case, slope * extra)
     if case.log:
-        product = product * inputs.gates.detach().cpu().double().exp()
-    bounds["d_gates"] = _round(exact["d_gates"], product, inputs.gates.dtype)
+        d_gates = d_gates * inputs.gates.detach().cpu().real.double().exp()
+    bounds["d_gates"] = _round(exact["d_gates"], d_gates, inputs.gates.dtype)
     if inputs.initial_state is not None:
         entered_error = _states(case, slope * (entered.counted + level * entered.total))
         bounds["d_initial_state"] = _round(exact["d_initial_state"], entered_error, inputs.initial_state.dtype)
@@ -95,7 +102,7 @@ def assert_within(actual: dict[str, Tensor | None], wanted: Bounds) -> None:
         result = actual[name]
         assert result is not None, f"{name} is missing"
         assert result.shape == value.shape, f"{name} has shape {tuple(result.shape)}, not {tuple(value.shape)}"
-        error = (result.detach().cpu().double() - value).abs()
+        error = (result.detach().cpu().to(value.dtype) - value).abs()
         wrong = ~(error <= bound)
         if wrong.any():
             where = tuple(int(i) for i in wrong.nonzero()[0])
@@ -109,17 +116,17 @@ def _exact(case: Case, inputs: Inputs) -> dict[str, Tensor]:
     """Outputs and gradients by the sequential scan and PyTorch's own autograd."""
 
     def leaf(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.detach().cpu().double().requires_grad_()
+        return None if tensor is None else _double(tensor.detach().cpu()).requires_grad_()
 
     gates, tokens, initial = leaf(inputs.gates), leaf(inputs.tokens), leaf(inputs.initial_state)
     assert gates is not None and tokens is not None
     cu_seqlens = None if inputs.cu_seqlens is None else inputs.cu_seqlens.cpu()
     states = sequential_scan(gates, tokens, initial, cu_seqlens=cu_seqlens, **case.keywords)
     final = final_state(states, initial, dim=case.dim, reverse=case.reverse, cu_seqlens=cu_seqlens)
-    loss = gates.sum() * 0  # reaches the leaves even where no step does
+    loss = gates.sum().real * 0  # reaches the leaves even where no step does
     for output, upstream in ((states, inputs.d_states), (final, inputs.d_final_state)):
         if upstream is not None:
-            loss = loss + (output * upstream.cpu().double()).sum()
+            loss = loss + (output * _double(upstream.cpu()).conj()).sum().real
     wanted = {"d_gates": gates, "d_tokens": tokens} | ({} if initial is None else {"d_initial_state": initial})
     gradients = torch.autograd.grad(loss, list(wanted.values()), materialize_grads=True, allow_unused=True)
     exact = {"states": states.detach(), "final_state": final.detach()} | dict(zip(wanted, gradients, strict=True))
@@ -190,8 +197,8 @@ def _unit(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def _wide(inputs: Inputs) -> torch.dtype:
-    return torch.float64 if torch.float64 in (inputs.gates.dtype, inputs.tokens.dtype) else torch.float32
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float64))
 
 
 def _parts(case: Case) -> list[tuple[int, int, int]]:

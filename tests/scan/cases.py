@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
-DTYPES = tuple(NAMES)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+NAMES = dict(zip((*DTYPES, *COMPLEX), ("f16", "bf16", "f32", "f64", "c64", "c128"), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,16 @@ class Case:
         return self.rows if self.lengths is None else (len(self.lengths), *self.rows)
 
     @property
+    def states_dtype(self) -> torch.dtype:
+        gates = self.gates_dtype or self.dtype
+        return torch.promote_types(gates, self.dtype) if gates.is_complex else self.dtype
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype in which states are carried."""
+        return torch.promote_types(torch.promote_types(self.gates_dtype or self.dtype, self.dtype), torch.float32)
+
+    @property
     def offsets(self) -> list[int]:
         return [0, self.T] if self.lengths is None else [0, *itertools.accumulate(self.lengths)]
 
@@ -67,7 +78,7 @@ class Case:
 
 def interpretable(tokens: torch.dtype, gates: torch.dtype | None) -> bool:
     """Whether Triton's interpreter has the casts that these dtypes need."""
-    return {tokens, gates} != {torch.float64, torch.bfloat16}
+    return torch.bfloat16 not in (tokens, gates) or not {torch.float64, torch.complex128} & {tokens, gates}
 
 
 def grid(**axes: Iterable[Any]) -> list[Case]:
@@ -91,7 +102,10 @@ class Inputs:
 
 
 def draw(case: Case, device: torch.device | str = "cpu") -> Inputs:
-    """Gates in [0, 1) with a few zeros, ones and negative ones among them; tokens and gradients standard normal."""
+    """Gates in [0, 1) with a few zeros, ones and negative ones among them; tokens and gradients standard normal.
+
+    Complex gates have these values at angles from 0 to 2 pi, complex tokens a normal imaginary part, too.
+    """
     random = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
     gates = torch.rand(case.shape, generator=random, dtype=torch.float64)
     if case.log:
@@ -103,14 +117,23 @@ def draw(case: Case, device: torch.device | str = "cpu") -> Inputs:
     upstream = torch.randn(case.shape, generator=random, dtype=torch.float64)
     initial = torch.randn(case.state_shape, generator=random, dtype=torch.float64)
     d_final = torch.randn(case.state_shape, generator=random, dtype=torch.float64)
-    wide = torch.float64 if torch.float64 in (case.dtype, case.gates_dtype) else torch.float32
+
+    def to(values: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype.is_complex:
+            values = torch.complex(values, torch.randn(values.shape, generator=random, dtype=torch.float64))
+        return values.to(device, dtype)
+
+    gates_dtype = case.gates_dtype or case.dtype
+    if gates_dtype.is_complex:
+        angles = 2 * math.pi * torch.rand(case.shape, generator=random, dtype=torch.float64)
+        gates = torch.complex(gates, angles) if case.log else torch.polar(gates.abs(), angles)
     return Inputs(
-        laid_out(gates.to(device, case.gates_dtype or case.dtype), case.gates_layout),
-        laid_out(tokens.to(device, case.dtype), case.tokens_layout),
-        initial.to(device, case.dtype) if case.initial else None,
+        laid_out(gates.to(device, gates_dtype), case.gates_layout),
+        laid_out(to(tokens, case.dtype), case.tokens_layout),
+        to(initial, case.states_dtype) if case.initial else None,
         None if case.lengths is None else torch.tensor(case.offsets, dtype=torch.int32, device=device),
-        laid_out(upstream.to(device, case.dtype), case.upstream_layout) if case.upstream != "final" else None,
-        d_final.to(device, wide) if case.upstream != "states" else None,
+        laid_out(to(upstream, case.states_dtype), case.upstream_layout) if case.upstream != "final" else None,
+        to(d_final, case.wide) if case.upstream != "states" else None,
     )
 
 
@@ -157,4 +180,6 @@ def storage_bits(tensor: Tensor) -> Tensor:
 def bits(tensor: Tensor) -> Tensor:
     """A tensor's bits as integers, so that NaN equals NaN and 0 differs from -0."""
     views = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.detach().contiguous().view(views[tensor.element_size()])

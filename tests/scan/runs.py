@@ -52,8 +52,8 @@ def check(case: Case, device: torch.device) -> None:
     inputs = draw(case, device)
     before = [storage_bits(t) for t in inputs.tensors()]
     outputs = run(case, inputs)
-    wide = torch.float64 if torch.float64 in (inputs.gates.dtype, inputs.tokens.dtype) else torch.float32
-    dtypes = {"states": case.dtype, "final_state": wide, "d_gates": inputs.gates.dtype, "d_tokens": case.dtype}
+    dtypes = {"states": case.states_dtype, "final_state": case.wide}
+    dtypes |= {"d_gates": inputs.gates.dtype, "d_tokens": case.dtype}
     if inputs.initial_state is not None:
         dtypes["d_initial_state"] = inputs.initial_state.dtype
     for name, dtype in dtypes.items():

@@ -268,3 +268,92 @@ def test_table_of_a_packed_batch() -> None:
     table, scan = code_of("sm_90", Kernel("forward", 512, torch.float32, sequences=2).launch)
     assert (table.name, scan.name) == ("mark_sequences", "forward")
     assert table.spilled == 0
+
+
+class ComplexKernel(NamedTuple):
+    """One launch on complex states, the rest as in `Kernel`."""
+
+    name: str
+    T: int
+    dtype: torch.dtype = torch.complex64
+    gates_dtype: torch.dtype = torch.complex64
+    dim: int = -1
+    packed: bool = False
+    reverse: bool = False
+    log: bool = False
+
+    def __str__(self) -> str:
+        words = [self.name, NAMES[self.gates_dtype], NAMES[self.dtype], f"T{self.T}"]
+        words += ["last" if self.dim == -2 else "first"]
+        return "-".join(words + [word for word in ("packed", "reverse", "log") if getattr(self, word)])
+
+    def launch(self) -> None:
+        shape = (4, 2, self.T) if self.dim == -1 else (4, self.T, 64)
+        gates, x = torch.zeros(shape, dtype=self.gates_dtype), torch.zeros(shape, dtype=self.dtype)
+        cu_seqlens = torch.tensor([0, self.T // 2, self.T], dtype=torch.int32) if self.packed else None
+        state = torch.zeros([2, 4, shape[1 if self.dim == -1 else 2]][not self.packed :], dtype=self.dtype)
+        if self.name == "forward":
+            launch.forward(gates, x, state, cu_seqlens, self.dim, self.reverse, self.log, True)
+        else:
+            launch.backward(
+                gates, x, state, cu_seqlens, x, state, self.dtype, self.dim, self.reverse, self.log, (True, True, True)
+            )
+
+    @property
+    def tile(self) -> tuning.Tile:
+        if self.dim == -2:
+            return tuning.complex_channels_last(self.T, self.dtype.itemsize)
+        return tuning.complex_time_contiguous(self.T, self.dtype.itemsize, packed=self.packed)
+
+
+PAIRS = [(torch.complex64, torch.complex64), (torch.complex128, torch.complex128), (torch.complex64, torch.float32)]
+COMPLEX = [
+    ComplexKernel(name, T, dtype, gates_dtype, dim, packed)
+    for name, T, (dtype, gates_dtype), dim, packed in itertools.product(
+        KERNELS, (64, 4095, 4096), PAIRS, (-1, -2), (False, True)
+    )
+]
+
+
+LONG_COMPLEX = [k for k in COMPLEX if k.T == 4096 and k.dtype == k.gates_dtype]
+ALL_COMPLEX = [("sm_90", k) for k in COMPLEX]
+ALL_COMPLEX += [(t, k) for t in ("sm_80", "sm_86", "sm_89", "sm_100") for k in LONG_COMPLEX]
+
+
+@pytest.mark.parametrize(("target", "kernel"), [pytest.param(t, k, id=f"{t}-{k}") for t, k in ALL_COMPLEX])
+def test_complex_states(target: str, kernel: ComplexKernel) -> None:
+    code = code_of(target, kernel.launch)[-1]
+    tile = kernel.tile
+    assert code.name == kernel.name and code.warps == tile.num_warps and code.scans == 1
+    assert code.spilled <= (0 if target == "sm_90" else SPILLED_ELSEWHERE) and code.registers <= REGISTERS_LAST
+    if kernel.dim == -1 and not kernel.packed:
+        # With 128 registers a thread, four programs of four warps fit on a multiprocessor.
+        assert code.registers <= (REGISTERS if kernel.T % 2 == 0 else REGISTERS_PACKED)
+        # Of each of four values, doubles in two halves: one shuffle a round and one from the thread before. Beside them
+        # the sum of either part of the carry.
+        halves, pairs = kernel.dtype.itemsize // 8, max(1, tile.groups // (32 * tile.num_warps))
+        sums = 2 * (5 + _log2(tile.num_warps))
+        assert code.shuffles <= halves * (pairs * 4 * (5 + 1) + sums) + 4 * halves * pairs
+    assert (code.doubles > 0) is (kernel.dtype == torch.complex128)
+    # Whole groups of complex numbers are stored 16 bytes at a time, and steps of rows that begin anywhere as pairs.
+    width = r"v2\.b64|v4" if kernel.dtype == torch.complex128 or kernel.dim == -2 or kernel.T % 2 == 0 else r"v2|v4"
+    outputs = 2 if kernel.name == "backward" and kernel.gates_dtype.is_complex else 1
+    assert code.count(rf"st\.global[.\w:]*\.({width})") >= outputs
+
+
+@pytest.mark.parametrize("kernel", [k for k in LONG_COMPLEX if not k.packed], ids=str)
+def test_descending_complex_states(kernel: ComplexKernel) -> None:
+    ahead = code_of("sm_90", kernel.launch)[-1]
+    back = code_of("sm_90", kernel._replace(reverse=True).launch)[-1]
+    assert back.spilled == 0 and back.shuffles <= ahead.shuffles and back.scans == 1
+    assert (back.loads, back.stores) == (ahead.loads, ahead.stores)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_complex_tiles_load_16_bytes(name: str) -> None:
+    code = code_of("sm_90", ComplexKernel(name, 4096).launch)[-1]
+    tile = ComplexKernel(name, 4096).tile
+    groups = tile.groups // (32 * tile.num_warps)
+    # Backward reads gates and states one step off: as vectors of 8 bytes.
+    assert code.wide_loads >= groups * tile.stages * (2 if name == "forward" else 1)
+    assert code.wide_stores == groups * (1 if name == "forward" else 2)
