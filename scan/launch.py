@@ -279,7 +279,7 @@ def _configure(
 ) -> Launch:
     """How the kernel is launched for the layout that the states have."""
     tl = _triton_language()
-    from scan.kernels import grouped
+    from scan.kernels import entries
 
     states = axes[2 if name == "forward" else 1]
     assert states is not None
@@ -321,7 +321,7 @@ def _configure(
     options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
     if config.registers is not None and torch.version.hip is None:
         options["maxnreg"] = config.registers
-    return Launch(getattr(grouped, name), (programs, 1, 1), tuple(arguments), constants | options, n_exchanged)
+    return Launch(getattr(entries, name), (programs, 1, 1), tuple(arguments), constants | options, n_exchanged)
 
 
 def _configure_complex(

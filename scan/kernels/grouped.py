@@ -11,9 +11,7 @@ neighbouring channels of one batch entry, and a vector holds one step of several
 Scan order is the order in which a kernel meets the steps: ascending time, or descending where DESCENDING. Groups are
 numbered and columns named in scan order, so that a descending scan loads and shuffles no more than an ascending one.
 
-Packed sequences are one line with resets. Grid: `cdiv(n_rows, R)` programs, or `B * cdiv(C, R)` where CHANNELS_LAST,
-times the tiles of a row where programs share it.
-State tensors (`initial`, `final`) are contiguous `[N, n_rows]`, N = 1 where nothing is packed.
+Packed sequences are one line with resets.
 """
 
 import triton
@@ -45,17 +43,9 @@ from scan.kernels.tiles import (
 )
 
 
-@triton.jit(
-    do_not_specialize=[
-        "C", "T", "n_rows", "n_sequences", "n_words",
-        "gates_c", "tokens_c", "states_c",
-    ]
-)  # fmt: skip
-def forward(
-    gates_ptr, tokens_ptr, states_ptr, initial_ptr, final_ptr,
-    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr, exchange_ptr,
-    C, T, n_rows, n_sequences, n_words,
-    gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
+@triton.jit
+def scan_rows(
+    block, tensors, table, exchange_ptr, sizes, strides,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
@@ -63,7 +53,11 @@ def forward(
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
-    """`h[t] = g[t] * h[t-1] + x[t]` for R rows; [t+1] where DESCENDING."""
+    """`h[t] = g[t] * h[t-1] + x[t]` for the R rows of a block; [t+1] where DESCENDING."""
+    gates_ptr, tokens_ptr, states_ptr, initial_ptr, final_ptr = tensors
+    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr = table
+    C, T, n_rows, n_sequences, n_words = sizes
+    gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t = strides
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
     AHEAD: tl.constexpr = CHANNELS_LAST and STAGES == 2
@@ -75,7 +69,7 @@ def forward(
     OUTSIDE: tl.constexpr = 1.0 if (ENTERS or LEAVES) and not PACKED and not LOG else 0.0
     T = T.to(TIME)
     tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
-    block, first_tile, last_tile = tl.program_id(0), 0, tiles
+    first_tile, last_tile = 0, tiles
     if WINDOW > 0:
         block, first_tile = take_ticket(exchange_ptr, tiles)
         last_tile = first_tile + 1
@@ -181,18 +175,9 @@ def forward(
             tl.store(final_ptr + row, carry, mask=rows & last)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "C", "T", "n_rows", "n_sequences", "n_words",
-        "gates_c", "states_c", "d_states_c", "d_gates_c", "d_tokens_c",
-    ]
-)  # fmt: skip
-def backward(
-    gates_ptr, states_ptr, d_states_ptr, d_gates_ptr, d_tokens_ptr, initial_ptr, d_initial_ptr, d_final_ptr,
-    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr, exchange_ptr,
-    C, T, n_rows, n_sequences, n_words,
-    gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
-    d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
+@triton.jit
+def scan_rows_backward(
+    block, tensors, table, exchange_ptr, sizes, strides,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
@@ -201,10 +186,15 @@ def backward(
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
-    """Gradients of `forward` for R rows, which it meets in the opposite order (DESCENDING for an ascending forward).
+    """Gradients of `scan_rows`, whose rows it meets in the opposite order (DESCENDING for an ascending forward).
 
     `d_x[t] = d_h[t] + u`, `d_g[t] = d_x[t] * h[t-1]`, then `u = g[t] * d_x[t]`: what flows into `h[t-1]`.
     """
+    gates_ptr, states_ptr, d_states_ptr, d_gates_ptr, d_tokens_ptr, initial_ptr, d_initial_ptr, d_final_ptr = tensors
+    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr = table
+    C, T, n_rows, n_sequences, n_words = sizes
+    gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t = strides[:9]
+    d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t = strides[9:]
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
     AHEAD: tl.constexpr = CHANNELS_LAST and STAGES == 2
@@ -214,7 +204,7 @@ def backward(
     OUTSIDE: tl.constexpr = 1.0 if (ENTERS or LEAVES) and not PACKED and not LOG else 0.0
     T = T.to(TIME)
     tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
-    block, first_tile, last_tile = tl.program_id(0), 0, tiles
+    first_tile, last_tile = 0, tiles
     if WINDOW > 0:
         block, first_tile = take_ticket(exchange_ptr, tiles)
         last_tile = first_tile + 1

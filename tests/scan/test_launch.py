@@ -98,7 +98,7 @@ class _Kernel:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Kernel]:
-    from scan.kernels import grouped, packed_table
+    from scan.kernels import entries, packed_table
 
     monkeypatch.setattr(launch, "_plans", {})
     stand_ins = {}
