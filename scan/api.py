@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scan import checks, ops
+from scan.bidirectional import scan_both
 
 
 class ScanOutput(NamedTuple):
@@ -133,10 +134,8 @@ def linear_scan_bidirectional(
     checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
     checks.scan_arguments(gates_reverse, tokens_reverse, initial_state_reverse, dim, cu_seqlens)
     checks.branches(tokens, tokens_reverse, reduce)
-    states, final = ops.scan(gates, tokens, initial_state, cu_seqlens, dim, False, log_gates)
-    states_reverse, final_reverse = ops.scan(
-        gates_reverse, tokens_reverse, initial_state_reverse, cu_seqlens, dim, True, log_gates
-    )
+    ahead, back = (gates, tokens, initial_state), (gates_reverse, tokens_reverse, initial_state_reverse)
+    states, states_reverse, final, final_reverse = scan_both(ahead, back, cu_seqlens, dim, log_gates, True)
     assert final is not None and final_reverse is not None
     if reduce == "sum":
         return BidirectionalOutput(states + states_reverse, None, final, final_reverse)
@@ -205,8 +204,8 @@ def scan_bidirectional_branched(
     checks.scan_arguments(gates_fwd, tokens_fwd, None, -1, cu_seqlens)
     checks.scan_arguments(gates_bwd, tokens_bwd, None, -1, cu_seqlens)
     checks.branches(tokens_fwd, tokens_bwd, None)
-    states = ops.scan(gates_fwd, tokens_fwd, None, cu_seqlens, want_final=False)[0]
-    return states, ops.scan(gates_bwd, tokens_bwd, None, cu_seqlens, reverse=True, want_final=False)[0]
+    ahead, back = (gates_fwd, tokens_fwd, None), (gates_bwd, tokens_bwd, None)
+    return scan_both(ahead, back, cu_seqlens, -1, False, False)[:2]
 
 
 # Every name compiles without a graph break; the names of old callers stay.

@@ -111,22 +111,32 @@ def planned_forward(
     want_final: bool,
 ) -> tuple[Tensor, Tensor | None, Plan | None]:
     """`forward`, and the plan of its launch where one was kept."""
-    plan = None
     if is_elsewhere(tokens):
         with torch.cuda.device(tokens.device):
             return planned_forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
+    table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, tokens.shape[dim])
+    work = _forward_work(gates, tokens, initial_state, cu_seqlens, dim, want_final, table)
+    plan = _launch("forward", work, table, dim, reverse, log_gates) if work.tensors[0].numel() else None
+    return work.tensors[2], work.states[1], plan  # type: ignore[return-value]
+
+
+def _forward_work(
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    dim: int,
+    want_final: bool,
+    table: Table,
+) -> Work:
     gates, tokens = _stored(gates), _stored(tokens)
     states = torch.empty_like(tokens, dtype=cpu.states_dtype(gates.dtype, tokens.dtype))
-    table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, tokens.shape[dim])
     accumulate = cpu.accumulation_dtype(gates.dtype, tokens.dtype)
     initial_state = _dense(initial_state, accumulate)
     final_state = None
     if want_final:
         final_state = _states_like(tokens, dim, cu_seqlens, accumulate, initial_state, table)
-    if states.numel():
-        tensors, pointers = (gates, tokens, states), (initial_state, final_state)
-        plan = _launch("forward", tensors, pointers, table, dim, reverse, log_gates, accumulate)
-    return states, final_state, plan
+    return Work((gates, tokens, states), (initial_state, final_state), accumulate)
 
 
 def backward(
@@ -163,33 +173,138 @@ def planned_backward(
     needs: tuple[bool, bool, bool],
 ) -> tuple[Gradients, Plan | None]:
     """`backward`, and the plan of its launch where one was kept."""
-    plan = None
     if is_elsewhere(states):
         with torch.cuda.device(states.device):
             return planned_backward(
                 gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
                 dim, reverse, log_gates, needs,
             )  # fmt: skip
+    table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, states.shape[dim])
+    work = _backward_work(
+        gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype, dim, needs, table
+    )
+    plan = _launch("backward", work, table, dim, not reverse, log_gates) if _asks(work) else None
+    return _gradients(work, initial_state), plan
+
+
+def _backward_work(
+    gates: Tensor,
+    states: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    d_states: Tensor | None,
+    d_final_state: Tensor | None,
+    tokens_dtype: torch.dtype,
+    dim: int,
+    needs: tuple[bool, bool, bool],
+    table: Table,
+) -> Work:
     gates = _stored(gates)
     if d_states is not None:
         d_states = _stored(d_states)
     d_gates = torch.empty_like(gates) if needs[0] else None
     d_tokens = torch.empty_like(states, dtype=tokens_dtype) if needs[1] else None
-    table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, states.shape[dim])
     accumulate = cpu.accumulation_dtype(gates.dtype, states.dtype)
-    initial_dtype = None if initial_state is None else initial_state.dtype
     initial_state, d_final_state = _dense(initial_state, accumulate), _dense(d_final_state, accumulate)
     d_initial = None
     if needs[2] and initial_state is not None:
         d_initial = _states_like(states, dim, cu_seqlens, accumulate, d_final_state, table)
-    if states.numel() and (needs[0] or needs[1] or d_initial is not None):
-        tensors = (gates, states, d_states, d_gates, d_tokens)
-        pointers = (initial_state, d_initial, d_final_state)
-        plan = _launch("backward", tensors, pointers, table, dim, not reverse, log_gates, accumulate)
-    if d_initial is not None and initial_dtype is not None:
-        real = d_initial.is_complex() and not initial_dtype.is_complex
-        d_initial = (d_initial.real if real else d_initial).to(initial_dtype)
-    return (d_gates, d_tokens, d_initial), plan
+    return Work((gates, states, d_states, d_gates, d_tokens), (initial_state, d_initial, d_final_state), accumulate)
+
+
+def _asks(work: Work) -> bool:
+    """Whether a backward has anything to compute."""
+    *_, d_gates, d_tokens = work.tensors
+    return work.tensors[0].numel() > 0 and any(t is not None for t in (d_gates, d_tokens, work.states[1]))
+
+
+def _gradients(work: Work, initial_state: Tensor | None) -> Gradients:
+    *_, d_gates, d_tokens = work.tensors
+    d_initial = work.states[1]
+    if d_initial is not None and initial_state is not None:
+        real = d_initial.is_complex() and not initial_state.is_complex()
+        d_initial = (d_initial.real if real else d_initial).to(initial_state.dtype)
+    return d_gates, d_tokens, d_initial
+
+
+Inputs = tuple[Tensor, Tensor, Tensor | None]
+Saved = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def forward_both(
+    ahead: Inputs, back: Inputs, cu_seqlens: Tensor | None, dim: int, log_gates: bool, want_final: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """`forward` of gates, tokens and initial state `ahead`, and in reverse of `back`: both states, both final states.
+
+    One launch where the tensors lie alike.
+    """
+    if is_elsewhere(ahead[1]):
+        with torch.cuda.device(ahead[1].device):
+            return forward_both(ahead, back, cu_seqlens, dim, log_gates, want_final)
+    table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, ahead[1].shape[dim])
+    works = [_forward_work(*branch, cu_seqlens, dim, want_final, table) for branch in (ahead, back)]
+    if works[0].tensors[0].numel():
+        _launch_both("forward", works[0], works[1], table, dim, False, log_gates)
+    (*_, states), (*_, states_reverse) = (work.tensors for work in works)
+    return states, states_reverse, works[0].states[1], works[1].states[1]  # type: ignore[return-value]
+
+
+def backward_both(
+    ahead: Saved,
+    back: Saved,
+    cu_seqlens: Tensor | None,
+    tokens_dtype: torch.dtype,
+    dim: int,
+    log_gates: bool,
+    needs: tuple[tuple[bool, bool, bool], tuple[bool, bool, bool]],
+) -> tuple[Gradients, Gradients]:
+    """Gradients of `forward_both` from gates, states, initial state and both incoming gradients of each direction."""
+    if is_elsewhere(ahead[1]):
+        with torch.cuda.device(ahead[1].device):
+            return backward_both(ahead, back, cu_seqlens, tokens_dtype, dim, log_gates, needs)
+    table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, ahead[1].shape[dim])
+    works = [
+        _backward_work(gates, states, initial, cu_seqlens, d_states, d_final, tokens_dtype, dim, asked, table)
+        for (gates, states, initial, d_states, d_final), asked in zip((ahead, back), needs, strict=True)
+    ]
+    if all(map(_asks, works)):
+        _launch_both("backward", works[0], works[1], table, dim, True, log_gates)
+    else:
+        for work, descending in zip(works, (True, False), strict=True):
+            if _asks(work):
+                _launch("backward", work, table, dim, descending, log_gates)
+    return _gradients(works[0], ahead[2]), _gradients(works[1], back[2])
+
+
+def _launch_both(name: str, work: Work, other: Work, table: Table, dim: int, descending: bool, log_gates: bool) -> None:
+    """`_launch`, and that of `other` in the opposite direction: at once where their tensors lie alike."""
+    of_table = (table.words, table.sequence, table.status, table.cu_seqlens)
+    pointers = (*work.tensors, *work.states, *other.tensors, *other.states, *of_table)
+    addresses = [None if t is None else t.data_ptr() for t in pointers]
+    key = _key(f"{name}_both", work, table, dim, descending, log_gates, addresses)
+    alike = not work.accumulate.is_complex and _key("", other, table, dim, descending, log_gates, []) == _key(
+        "", work, table, dim, descending, log_gates, []
+    )
+    if alike:
+        plan = _plans.get(key)
+        if plan is not None:
+            plan.launch(*addresses, device=work.tensors[0].get_device())
+            return
+        axes = [None if t is None else Axes.of(t, dim) for t in work.tensors]
+        made = _configure(name, axes, table, dim, descending, log_gates, work.accumulate)
+        if not made.n_exchanged and all(a is None or a.tensor is t for a, t in zip(axes, work.tensors, strict=True)):
+            _run(key, pointers, _both(made))
+            return
+    _launch(name, work, table, dim, descending, log_gates)
+    _launch(name, other, table, dim, not descending, log_gates)
+
+
+class Work(NamedTuple):
+    """What a kernel reads and writes, as its first pointers: with a time axis, gates first, and without."""
+
+    tensors: tuple[Tensor, *tuple[Tensor | None, ...]]
+    states: tuple[Tensor | None, ...]
+    accumulate: torch.dtype
 
 
 class Plan(NamedTuple):
@@ -215,32 +330,12 @@ _plans: dict[Any, Plan] = {}
 _MOST_PLANS = 4096
 
 
-def _launch(
-    name: str,
-    tensors: tuple[Tensor, *tuple[Tensor | None, ...]],
-    states: tuple[Tensor | None, ...],
-    table: Table,
-    dim: int,
-    descending: bool,
-    log_gates: bool,
-    accumulate: torch.dtype,
-) -> Plan | None:
-    """Launches the kernel `name`: `tensors` have a time axis, `states` have none; absent ones are None, never gates.
-
-    Returns the plan where the launch was made before.
-    """
+def _launch(name: str, work: Work, table: Table, dim: int, descending: bool, log_gates: bool) -> Plan | None:
+    """Launches the kernel `name`; returns the plan where the launch was made before."""
+    tensors, states, accumulate = work
     pointers = (*tensors, *states, table.words, table.sequence, table.status, table.cu_seqlens)
     addresses = [None if t is None else t.data_ptr() for t in pointers]
-    # What decides a launch. All tensors have one shape; states and tables are contiguous and of a size that follows. Of
-    # addresses it matters whether they are multiples of 16 bytes.
-    described = [None if t is None else (t.dtype, t.stride()) for t in tensors]
-    dtypes = [None if t is None else t.dtype for t in states]
-    odd = [a for a in addresses if a is not None and a & 15]
-    key = (
-        name, dim, descending, log_gates, tensors[0].shape, tensors[0].device, *described, *dtypes,
-        table.n, table.n_words, table.cu_seqlens is not None and table.cu_seqlens.dtype,
-        tuple(a and a & 15 for a in addresses) if odd else None,
-    )  # fmt: skip
+    key = _key(name, work, table, dim, descending, log_gates, addresses)
     plan = _plans.get(key)
     if plan is not None:
         plan.launch(*addresses, device=tensors[0].get_device())
@@ -256,6 +351,30 @@ def _launch(
         if copy is not None and tensor is not None and copy is not tensor:
             tensor.copy_(copy)
     return None
+
+
+def _key(
+    name: str,
+    work: Work,
+    table: Table,
+    dim: int,
+    descending: bool,
+    log_gates: bool,
+    addresses: list[int | None],
+) -> tuple[Any, ...]:
+    """What decides a launch.
+
+    All tensors have one shape; states and tables are contiguous and of a size that follows. Of addresses it matters
+    whether they are multiples of 16 bytes.
+    """
+    described = [None if t is None else (t.dtype, t.stride()) for t in work.tensors]
+    dtypes = [None if t is None else t.dtype for t in work.states]
+    odd = [a for a in addresses if a is not None and a & 15]
+    return (
+        name, dim, descending, log_gates, work.tensors[0].shape, work.tensors[0].device, *described, *dtypes,
+        table.n, table.n_words, table.cu_seqlens is not None and table.cu_seqlens.dtype,
+        tuple(a and a & 15 for a in addresses) if odd else None,
+    )  # fmt: skip
 
 
 class Launch(NamedTuple):
@@ -322,6 +441,15 @@ def _configure(
     if config.registers is not None and torch.version.hip is None:
         options["maxnreg"] = config.registers
     return Launch(getattr(entries, name), (programs, 1, 1), tuple(arguments), constants | options, n_exchanged)
+
+
+def _both(made: Launch) -> Launch:
+    """The launch of the kernel that scans other tensors in the opposite direction too."""
+    from scan.kernels import entries
+
+    keywords = {name: value for name, value in made.keywords.items() if name != "WINDOW"}
+    kernel = entries.forward_both if made.kernel is entries.forward else entries.backward_both
+    return Launch(kernel, (2 * made.grid[0], 1, 1), made.arguments, keywords)
 
 
 def _configure_complex(

@@ -11,7 +11,7 @@ as scans and elementwise operations (`_differentiable_backward`), which differen
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -43,9 +43,8 @@ def scan(
     """States and, if wanted, the final state of checked arguments, differentiable."""
     if cu_seqlens is not None and not torch.compiler.is_compiling():
         cu_seqlens = _alive(cu_seqlens)
-    if torch.compiler.is_compiling() or _is_traced(gates, tokens, initial_state):
-        if torch.autograd.forward_ad._current_level >= 0:
-            raise RuntimeError(_NO_FORWARD_MODE)
+    if is_traced((gates, tokens, initial_state)):
+        refuse_forward_mode()
         if _is_distributed(gates) or _is_distributed(tokens):
             from scan import sharding  # noqa: F401  registers the rule for DTensors, also while a compiler traces this
         return _operator(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
@@ -73,9 +72,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None]:
     if tokens.is_cuda and initial_state is None and cu_seqlens is None:
         return repeated.first(gates, tokens, repeated.Options(dim, bool(reverse), bool(log_gates), want_final))
-    return _implementation(tokens).forward(
-        gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
-    )
+    return implementation(tokens).forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
 
 
 def repeat(
@@ -132,17 +129,40 @@ def _operator(
     return states, final_state if want_final else None
 
 
-def _implementation(tensor: Tensor) -> ModuleType:
-    return launch if tensor.is_cuda or _INTERPRETED else cpu
+def implementation(tensor: Tensor) -> ModuleType:
+    return launch if is_launched(tensor) else cpu
 
 
-def _is_traced(gates: Tensor, tokens: Tensor, initial_state: Tensor | None) -> bool:
+def is_launched(tensor: Tensor) -> bool:
+    """Whether scans of a tensor are kernels."""
+    return tensor.is_cuda or _INTERPRETED
+
+
+def is_traced(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether a call with these tensors takes the registered operator."""
     return (
-        type(gates) not in _PLAIN
-        or type(tokens) not in _PLAIN
-        or (initial_state is not None and type(initial_state) not in _PLAIN)
+        torch.compiler.is_compiling()
+        or any(t is not None and type(t) not in _PLAIN for t in tensors)
         or torch._C._len_torch_dispatch_stack() > 0
     )
+
+
+def is_apart(tensor: Tensor) -> bool:
+    """Whether a scan of a tensor takes a way of its own: a transform, forward mode, shards."""
+    return _is_distributed(tensor) or (
+        not torch.compiler.is_compiling()
+        and (
+            torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0
+            or _is_batched(tensor)
+        )
+    )
+
+
+def refuse_forward_mode() -> None:
+    """Raises where a traced call would lose tangents."""
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise RuntimeError(_NO_FORWARD_MODE)
 
 
 def _is_distributed(tensor: Tensor) -> bool:
@@ -191,7 +211,7 @@ class _Scan(torch.autograd.Function):
         gates, states, initial_state, cu_seqlens = ctx.saved_tensors
         if d_states is None and d_final_state is None:
             return (None,) * 8
-        run = _backward_for(d_states, d_final_state) or _implementation(gates).backward
+        run = backward_for(d_states, d_final_state) or implementation(gates).backward
         d_gates, d_tokens, d_initial_state = run(
             gates, states, initial_state, cu_seqlens, d_states, d_final_state, ctx.tokens_dtype,
             ctx.dim, ctx.reverse, ctx.log_gates, tuple(ctx.needs_input_grad[:3]),
@@ -240,7 +260,7 @@ class _Scan(torch.autograd.Function):
         return output, (0, int(packed) if want_final else None)
 
 
-def _backward_for(d_states: Tensor | None, d_final_state: Tensor | None) -> Callable[..., Any] | None:
+def backward_for(d_states: Tensor | None, d_final_state: Tensor | None) -> Callable[..., Any] | None:
     """What computes gradients here; None where an eager first derivative is all that is asked for."""
     if torch.compiler.is_compiling():  # compiled autograd
         return _traced_backward
@@ -275,7 +295,7 @@ class _Repeat(torch.autograd.Function):
         if d_states is None and d_final_state is None:
             return None, None, None
         call, needs = ctx.call, ctx.needs_input_grad[:2]
-        run = _backward_for(d_states, d_final_state)
+        run = backward_for(d_states, d_final_state)
         if run is None and d_states is not None and d_final_state is None:
             return *repeated.backward(call, gates, states, d_states, needs), None
         dim, reverse, log_gates, _ = call.options
@@ -394,12 +414,12 @@ def _has_tangent(argument: Any) -> bool:
     return isinstance(argument, Tensor) and torch.autograd.forward_ad.unpack_dual(argument).tangent is not None
 
 
-_library = _Library("linear_scan", "DEF")
-_library.define(
+library = _Library("linear_scan", "DEF")
+library.define(
     "scan(Tensor gates, Tensor tokens, Tensor? initial_state, Tensor? cu_seqlens, int dim, bool reverse, "
     "bool log_gates, bool want_final=True) -> (Tensor, Tensor)"
 )
-_library.define(
+library.define(
     "scan_backward(Tensor gates, Tensor states, Tensor? initial_state, Tensor? cu_seqlens, Tensor? d_states, "
     "Tensor? d_final_state, ScalarType tokens_dtype, int dim, bool reverse, bool log_gates, bool needs_gates, "
     "bool needs_tokens, bool needs_initial_state) -> (Tensor, Tensor, Tensor)"
@@ -416,7 +436,7 @@ def _scan(
     log_gates: bool,
     want_final: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    states, final_state = _implementation(tokens).forward(
+    states, final_state = implementation(tokens).forward(
         gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final
     )
     if final_state is None:
@@ -440,7 +460,7 @@ def _scan_backward(
     needs_tokens: bool,
     needs_initial_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradients = _implementation(gates).backward(
+    gradients = implementation(gates).backward(
         gates, states, initial_state, cu_seqlens, d_states, d_final_state, tokens_dtype,
         dim, reverse, log_gates, (needs_gates, needs_tokens, needs_initial_state),
     )  # fmt: skip
@@ -448,12 +468,12 @@ def _scan_backward(
 
 
 for _device in ("CPU", "CUDA"):
-    _library.impl("scan", _scan, _device)
-    _library.impl("scan_backward", _scan_backward, _device)
+    library.impl("scan", _scan, _device)
+    library.impl("scan_backward", _scan_backward, _device)
 
 
-@torch.library.register_fake("linear_scan::scan", lib=_library)
-def _scan_fake(
+@torch.library.register_fake("linear_scan::scan", lib=library)
+def scan_fake(
     gates: Tensor,
     tokens: Tensor,
     initial_state: Tensor | None,
@@ -472,8 +492,8 @@ def _scan_fake(
     return states, tokens.new_empty(shape, dtype=cpu.accumulation_dtype(gates.dtype, tokens.dtype))
 
 
-@torch.library.register_fake("linear_scan::scan_backward", lib=_library)
-def _scan_backward_fake(
+@torch.library.register_fake("linear_scan::scan_backward", lib=library)
+def scan_backward_fake(
     gates: Tensor,
     states: Tensor,
     initial_state: Tensor | None,
@@ -541,12 +561,12 @@ def _traced_backward(
     return tuple(g if need else None for g, need in zip(gradients, needs, strict=True))  # type: ignore[return-value]
 
 
-def _no_second_derivative(ctx: Any, *_: Any) -> None:
+def no_second_derivative(ctx: Any, *_: Any) -> None:
     raise RuntimeError(
         "expected an eager call for a second derivative, but the scan was traced by torch.compile or a tensor "
         "subclass: differentiate twice outside the compiled function."
     )
 
 
-torch.library.register_autograd("linear_scan::scan", _gradients, setup_context=_save, lib=_library)
-torch.library.register_autograd("linear_scan::scan_backward", _no_second_derivative, lib=_library)
+torch.library.register_autograd("linear_scan::scan", _gradients, setup_context=_save, lib=library)
+torch.library.register_autograd("linear_scan::scan_backward", no_second_derivative, lib=library)

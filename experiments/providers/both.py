@@ -103,6 +103,31 @@ def two_launches(case: Case, inputs: Inputs, implementation: ModuleType) -> Call
             found.append({"d_gates": d_gates, "d_tokens": d_tokens})
         return found
 
+    return _below_the_operator(case, inputs, forward, backward)
+
+
+def at_once(case: Case, inputs: Inputs, implementation: ModuleType) -> Call:
+    """Both directions by the functions of ours below the operator that launch them together."""
+    (_, ahead), (_, back) = apart(case, inputs)
+
+    def forward() -> list[Named]:
+        given = ((ahead.gates, ahead.tokens, None), (back.gates, back.tokens, None))
+        return [{"states": states} for states in implementation.forward_both(*given, None, case.dim, False, False)[:2]]
+
+    def backward(states: Sequence[Tensor]) -> list[Named]:
+        saved, saved_back = (
+            (given.gates, each, None, given.d_states, None) for given, each in zip((ahead, back), states, strict=True)
+        )
+        needs = ((True, True, False),) * 2
+        both = implementation.backward_both(saved, saved_back, None, ahead.tokens.dtype, case.dim, False, needs)
+        return [{"d_gates": d_gates, "d_tokens": d_tokens} for d_gates, d_tokens, _ in both]
+
+    return _below_the_operator(case, inputs, forward, backward)
+
+
+def _below_the_operator(
+    case: Case, inputs: Inputs, forward: Callable[[], list[Named]], backward: Callable[[Sequence[Tensor]], list[Named]]
+) -> Call:
     def both() -> tuple[Tensor, ...]:
         states = forward()
         gradients = backward([each["states"] for each in states])

@@ -12,7 +12,7 @@ from torch import Tensor
 from experiments.config import DIRECTIONS, Case
 from experiments.inputs import DTYPES, Inputs
 from experiments.providers.base import AutogradProvider, Call, wanted
-from experiments.providers.both import Scan, differentiated, two_launches
+from experiments.providers.both import Scan, at_once, differentiated, two_launches
 
 
 class Ours(AutogradProvider):
@@ -52,10 +52,11 @@ class Ours(AutogradProvider):
         return scan
 
     def both_kernels(self, case: Case, inputs: Inputs) -> Call:
-        """What the public function launches; forward by itself, whose host time a CUDA graph makes free."""
-        if case.mode == "forward":
-            return differentiated(case, inputs, self.both(case))
-        return two_launches(case, inputs, self.implementation(inputs))
+        """What the public function launches."""
+        implementation = self.implementation(inputs)
+        if hasattr(implementation, "forward_both"):
+            return at_once(case, inputs, implementation)
+        return two_launches(case, inputs, implementation)
 
     def implementation(self, inputs: Inputs) -> ModuleType:
         """The module that computes on the device of the inputs."""
@@ -94,8 +95,7 @@ class Ours(AutogradProvider):
         return Call(both, read)
 
     def detail(self, case: Case, device: str) -> dict[str, Any]:
-        # Of complex numbers there is no kernel.
-        if torch.device(device).type == "cpu" or DTYPES[case.dtype].is_complex:
+        if torch.device(device).type == "cpu":
             return {"strategy": "time_loop"}
         from scan import tuning
 
@@ -104,7 +104,14 @@ class Ours(AutogradProvider):
         chosen: dict[str, Any] = {}
         for direction in directions:
             backward = direction == "backward"
-            if case.dim == -1:
+            if DTYPES[case.dtype].is_complex:
+                packed = bool(case.lengths)
+                chosen[direction] = (
+                    tuning.complex_time_contiguous(case.T, itemsize, packed=packed)
+                    if case.dim == -1
+                    else tuning.complex_channels_last(case.T, itemsize)
+                )
+            elif case.dim == -1:
                 packed, n_sequences = bool(case.lengths), len(case.sequence_lengths)
                 chosen[direction] = tuning.time_contiguous(
                     case.T, itemsize, backward=backward, packed=packed, n_sequences=n_sequences, n_rows=case.B * case.C

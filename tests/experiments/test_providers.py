@@ -188,7 +188,9 @@ def test_ours_scans_complex_numbers(mode: str, level: str) -> None:
     case = replace(CASE, level=level, mode=mode, dtype="complex64")
     assert provider("ours").refuses(case, "cpu") is None
     check("ours", case)
-    assert provider("ours").detail(case, "cuda") == {"strategy": "time_loop"}
+    detail = provider("ours").detail(case, "cuda")
+    assert detail["strategy"] == "time_contiguous"
+    assert detail["configuration"].keys() == set(mode.split("_"))
 
 
 def test_backward_can_be_called_again_and_again() -> None:
@@ -198,13 +200,14 @@ def test_backward_can_be_called_again_and_again() -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_a_compiled_backward_gives_no_buffer_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_backward_gives_no_buffer_away() -> None:
     # Given away, it could not be called again: PyTorch raises.
     config: Any = importlib.import_module("torch._functorch.config")
-    monkeypatch.setattr(config, "donated_buffer", True)
+    with config.patch(donated_buffer=True):
+        torch_scan._compiled.cache_clear()
+        provider("torch_associative_scan").build(replace(CASE, mode="forward"), draw(CASE, "cpu"))
+        assert config.donated_buffer is False
     torch_scan._compiled.cache_clear()
-    provider("torch_associative_scan").build(replace(CASE, mode="forward"), draw(CASE, "cpu"))
-    assert config.donated_buffer is False
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -85,7 +85,7 @@ def test_a_record_is_about_the_entry_that_its_launch_takes(T: int, n: int, dtype
         return
     name, itemsize, at = entry
     rows, groups, num_warps, stages = getattr(tuning, name)[itemsize][at][1]
-    assert present(T, itemsize, **launch_shape(case)) == (rows, groups, 16 // itemsize, num_warps, stages, None)
+    assert present(T, itemsize, **launch_shape(case)) == Tile(rows, groups, 16 // itemsize, num_warps, stages)
 
 
 def test_a_tile_stands_in_for_tuning_and_only_meanwhile() -> None:
@@ -111,10 +111,10 @@ def test_a_candidate_is_launched_as_it_says_and_computes_the_scan(
     launched: list[tuple[int, ...]] = []
     run = launch._run
 
-    def watched(key: Any, kernel: Any, grid: Any, pointers: Any, arguments: Any, keywords: dict[str, Any]) -> None:
-        if "R" in keywords:
-            launched.append(tuple(keywords[name] for name in ("R", "N", "V", "num_warps", "STAGES")))
-        run(key, kernel, grid, pointers, arguments, keywords)
+    def watched(key: Any, pointers: Any, made: launch.Launch) -> None:
+        if "R" in made.keywords:
+            launched.append(tuple(made.keywords[name] for name in ("R", "N", "V", "num_warps", "STAGES")))
+        run(key, pointers, made)
 
     monkeypatch.setattr(launch, "_run", watched)
     candidate = Candidate(tile)

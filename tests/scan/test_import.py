@@ -111,7 +111,9 @@ def _build_without_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> An
 
 def test_a_launch_without_a_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as raised:
-        launch._run(None, _Failing(_build_without_compiler(monkeypatch, tmp_path)), (1, 1, 1), (), (), {})
+        launch._run(
+            None, (), launch.Launch(_Failing(_build_without_compiler(monkeypatch, tmp_path)), (1, 1, 1), (), {})
+        )
     assert str(raised.value) == COMPILER_IS_MISSING
     assert "Failed to find C compiler" in str(raised.value.__cause__)
 
@@ -121,7 +123,7 @@ def test_other_failures_stay_as_they_are() -> None:
         raise RuntimeError("Triton Error [CUDA]: out of memory")
 
     with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: out of memory$"):
-        launch._run(None, _Failing(fail), (1, 1, 1), (), (), {})
+        launch._run(None, (), launch.Launch(_Failing(fail), (1, 1, 1), (), {}))
 
 
 @pytest.mark.gpu

@@ -102,7 +102,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Kernel]:
 
     monkeypatch.setattr(launch, "_plans", {})
     stand_ins = {}
-    for module, name in ((grouped, "forward"), (grouped, "backward"), (packed_table, "mark_sequences")):
+    for module, name in ((entries, "forward"), (entries, "backward"), (packed_table, "mark_sequences")):
         stand_ins[name] = _Kernel(getattr(module, name))
         monkeypatch.setattr(module, name, stand_ins[name])
     return stand_ins

@@ -1,0 +1,164 @@
+"""Both directions at once: the bits of two scans, from one launch each way where the tensors lie alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from scan import launch, linear_scan, linear_scan_bidirectional
+from tests.conftest import INTERPRETING, ON_GPU
+
+LENGTHS = [0, 37, 37, 90]
+
+
+def _branch(
+    T: int, dtype: torch.dtype, dim: int, packed: bool, states: bool, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    shape = (2, 3, T) if dim == -1 else (2, T, 3)
+    initial = torch.randn((len(LENGTHS) - 1, 2, 3) if packed else (2, 3)).to(device) if states else None
+    return torch.rand(shape).to(device, dtype), torch.randn(shape).to(device, dtype), initial
+
+
+def _outputs_and_gradients(run: Any, branches: tuple[Any, Any], upstream: list[Tensor | None]) -> list[Tensor | None]:
+    leaves = [None if t is None else t.detach().clone().requires_grad_() for branch in branches for t in branch]
+    outputs = run(leaves[:3], leaves[3:])
+    used = [(o, g) for o, g in zip(outputs, upstream, strict=True) if g is not None]
+    gradients = torch.autograd.grad(
+        [o for o, _ in used], [t for t in leaves if t is not None], [g for _, g in used], allow_unused=True
+    )
+    return [*outputs, *gradients]
+
+
+@pytest.mark.parametrize("states", [False, True], ids=["plain", "states"])
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("dim", [-1, -2], ids=["first", "last"])
+@pytest.mark.parametrize(("T", "dtype"), [(101, torch.float32), (96, torch.bfloat16)], ids=["101-f32", "96-bf16"])
+def test_the_bits_of_two_scans(
+    T: int, dtype: torch.dtype, dim: int, packed: bool, states: bool, device: torch.device
+) -> None:
+    branches = tuple(_branch(T, dtype, dim, packed, states, device) for _ in range(2))
+    cu_seqlens = torch.tensor(LENGTHS, device=device) if packed else None
+
+    def at_once(ahead: Any, back: Any) -> Any:
+        return linear_scan_bidirectional(*ahead[:2], *back[:2], ahead[2], back[2], dim=dim, cu_seqlens=cu_seqlens)
+
+    def apart(ahead: Any, back: Any) -> Any:
+        a = linear_scan(*ahead, dim=dim, cu_seqlens=cu_seqlens)
+        b = linear_scan(*back, dim=dim, cu_seqlens=cu_seqlens, reverse=True)
+        return a.states, b.states, a.final_state, b.final_state
+
+    finals = [torch.randn_like(t) for t in at_once(*branches)[2:]]
+    d_states = [torch.randn_like(branch[1]) for branch in branches]
+    for upstream in ([*d_states, *finals], [d_states[0], None, None, None], [None, d_states[1], None, finals[1]]):
+        got = _outputs_and_gradients(at_once, branches, upstream)
+        want = _outputs_and_gradients(apart, branches, upstream)
+        for a, b in zip(got, want, strict=True):
+            if a is None or b is None:
+                assert (a is None or not a.any()) and (b is None or not b.any())
+            else:
+                assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is launched: the name of each kernel."""
+    found: list[str] = []
+    run = launch._run
+    plan = launch.Plan.launch
+
+    def first(key: Any, pointers: Any, made: Any) -> None:
+        found.append(made.kernel.fn.__name__ if hasattr(made.kernel, "fn") else made.kernel.__name__)
+        run(key, pointers, made)
+
+    def again(self: launch.Plan, *addresses: Any, **keywords: Any) -> None:
+        found.append("again")
+        plan(self, *addresses, **keywords)
+
+    monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch, "_run", first)
+    monkeypatch.setattr(launch.Plan, "launch", again)
+    return found
+
+
+@pytest.mark.skipif(not (INTERPRETING or ON_GPU), reason="counts launches of kernels, which a CPU has none of")
+def test_one_launch_each_way(launches: list[str], device: torch.device) -> None:
+    ahead, back = (_branch(96, torch.float32, -1, False, False, device) for _ in range(2))
+    leaves = [t.requires_grad_() for branch in (ahead, back) for t in branch[:2] if t is not None]
+    output = linear_scan_bidirectional(*leaves)
+    assert output.states_reverse is not None
+    (output.states.sum() + output.states_reverse.sum()).backward()
+    assert launches == ["forward_both", "backward_both"]
+
+
+@pytest.mark.skipif(not (INTERPRETING or ON_GPU), reason="counts launches of kernels, which a CPU has none of")
+def test_tensors_that_lie_otherwise_take_two(launches: list[str], device: torch.device) -> None:
+    gates, tokens, _ = _branch(96, torch.float32, -1, False, False, device)
+    other = tokens.mT.contiguous().mT
+    output = linear_scan_bidirectional(gates, tokens, gates, other)
+    assert launches == ["forward", "forward"]
+    assert torch.equal(output.states_reverse, linear_scan(gates, other, reverse=True).states)  # type: ignore[arg-type]
+
+
+def test_gradient_of_one_direction_alone(device: torch.device) -> None:
+    ahead, back = (_branch(64, torch.float32, -1, False, False, device)[:2] for _ in range(2))
+    leaves = [t.requires_grad_() for t in (*ahead, *back)]
+    linear_scan_bidirectional(*leaves).states.sum().backward()
+    assert leaves[2].grad is None and leaves[3].grad is None
+    assert leaves[0].grad is not None and leaves[1].grad is not None
+    gates, tokens = (t.detach().clone().requires_grad_() for t in ahead)
+    linear_scan(gates, tokens).states.sum().backward()
+    assert torch.equal(leaves[0].grad, gates.grad) and torch.equal(leaves[1].grad, tokens.grad)  # type: ignore[arg-type]
+
+
+def test_second_derivative_of_both(device: torch.device) -> None:
+    leaves = [
+        t.double().requires_grad_() for _ in range(2) for t in _branch(7, torch.float32, -1, False, False, device)[:2]
+    ]  # type: ignore[union-attr]
+    assert torch.autograd.gradgradcheck(lambda *x: linear_scan_bidirectional(*x)[:2], leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("final", [False, True], ids=["states", "final"])
+def test_the_operators_are_well_made(packed: bool, final: bool, contract_device: torch.device) -> None:
+    branches = [_branch(90, torch.float32, -1, packed, True, contract_device) for _ in range(2)]
+    inputs = [None if t is None else t.requires_grad_() for branch in branches for t in branch]
+    cu_seqlens = torch.tensor(LENGTHS, device=contract_device) if packed else None
+    torch.library.opcheck(torch.ops.linear_scan.scan_both.default, (*inputs, cu_seqlens, -1, False, final))
+    with torch.no_grad():
+        states = [inputs[1].clone(), inputs[4].clone()]  # type: ignore[union-attr]
+        d_final = None if inputs[2] is None else torch.randn_like(inputs[2])
+        ahead, back = (
+            (g, h, i, torch.randn_like(h), d_final) for g, h, i in zip(inputs[::3], states, inputs[2::3], strict=True)
+        )
+        saved = [None if t is None else t.detach() for t in (*ahead, *back)]
+        for needs in ([True] * 6, [True, False, True, False, True, False]):
+            torch.library.opcheck(
+                torch.ops.linear_scan.scan_both_backward.default,
+                (*saved, cu_seqlens, torch.float32, -1, False, needs),
+                test_utils=("test_schema", "test_faketensor"),
+            )
+
+
+def test_under_transforms_it_is_two_scans(contract_device: torch.device) -> None:
+    leaves = [t for _ in range(2) for t in _branch(9, torch.float32, -1, False, False, contract_device)[:2]]
+    wanted = linear_scan_bidirectional(*leaves, reduce="sum").states  # type: ignore[arg-type]
+    got = torch.func.vmap(lambda *x: linear_scan_bidirectional(*x, reduce="sum").states)(*leaves)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_compiled_is_eager(contract_device: torch.device) -> None:
+    leaves = [
+        t.requires_grad_() for _ in range(2) for t in _branch(64, torch.float32, -1, False, False, contract_device)[:2]
+    ]  # type: ignore[union-attr]
+
+    def step(function: Any) -> list[Tensor]:
+        output = function(*leaves)
+        return [*output[:2], *torch.autograd.grad(output[0].sin().sum() + output[1].cos().sum(), leaves)]
+
+    for a, b in zip(
+        step(torch.compile(linear_scan_bidirectional, fullgraph=True)), step(linear_scan_bidirectional), strict=True
+    ):
+        torch.testing.assert_close(a, b)
