@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scan import checks, ops
+from scan.bidirectional import repeat as repeat_both
 from scan.bidirectional import scan_both
 
 
@@ -131,11 +132,14 @@ def linear_scan_bidirectional(
     """
     gates_reverse = gates if gates_reverse is None else gates_reverse
     tokens_reverse = tokens if tokens_reverse is None else tokens_reverse
-    checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
-    checks.scan_arguments(gates_reverse, tokens_reverse, initial_state_reverse, dim, cu_seqlens)
-    checks.branches(tokens, tokens_reverse, reduce)
     ahead, back = (gates, tokens, initial_state), (gates_reverse, tokens_reverse, initial_state_reverse)
-    states, states_reverse, final, final_reverse = scan_both(ahead, back, cu_seqlens, dim, log_gates, True)
+    output = None if reduce not in (None, "sum", "cat") else repeat_both(ahead, back, cu_seqlens, dim, log_gates, True)
+    if output is None:
+        checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
+        checks.scan_arguments(gates_reverse, tokens_reverse, initial_state_reverse, dim, cu_seqlens)
+        checks.branches(tokens, tokens_reverse, reduce)
+        output = scan_both(ahead, back, cu_seqlens, dim, log_gates, True)
+    states, states_reverse, final, final_reverse = output
     assert final is not None and final_reverse is not None
     if reduce == "sum":
         return BidirectionalOutput(states + states_reverse, None, final, final_reverse)
@@ -200,11 +204,15 @@ def scan_bidirectional_branched(
         >>> scan_bidirectional_branched(gates, tokens, gates, tokens)
         (tensor([[1.0000, 1.5000, 1.7500]]), tensor([[1.7500, 1.5000, 1.0000]]))
     """
+    ahead, back = (gates_fwd, tokens_fwd, None), (gates_bwd, tokens_bwd, None)
+    if args is None:
+        output = repeat_both(ahead, back, None, -1, False, False)
+        if output is not None:
+            return output[:2]
     cu_seqlens = checks.seed_arguments(args, gates_fwd, tokens_fwd)
     checks.scan_arguments(gates_fwd, tokens_fwd, None, -1, cu_seqlens)
     checks.scan_arguments(gates_bwd, tokens_bwd, None, -1, cu_seqlens)
     checks.branches(tokens_fwd, tokens_bwd, None)
-    ahead, back = (gates_fwd, tokens_fwd, None), (gates_bwd, tokens_bwd, None)
     return scan_both(ahead, back, cu_seqlens, -1, False, False)[:2]
 
 

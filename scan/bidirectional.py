@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from scan import cpu, launch, ops
+from scan import repeat as repeated
 from scan.launch import Gradients, Inputs
 
 Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -36,6 +37,36 @@ def scan_both(
         return outputs if want_final else (*outputs[:2], None, None)
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         return _Both.apply(*ahead, *back, cu_seqlens, dim, log_gates, want_final)  # type: ignore[return-value]
+    return _forward(ahead, back, cu_seqlens, dim, log_gates, want_final)
+
+
+def repeat(
+    ahead: Inputs, back: Inputs, cu_seqlens: Tensor | None, dim: int, log_gates: bool, want_final: bool
+) -> Outputs | None:
+    """`scan_both` of unchecked arguments where a call of their kind is known; else None."""
+    (gates, tokens, initial), (gates_reverse, tokens_reverse, initial_reverse) = ahead, back
+    if (
+        not (initial is initial_reverse is cu_seqlens is None)
+        or not ops.is_repeatable(gates, tokens, dim, False, log_gates)
+        or not ops.is_repeatable(gates_reverse, tokens_reverse, dim, False, log_gates)
+    ):
+        return None
+    pair = ops.alive(gates), ops.alive(tokens)
+    pair_reverse = ops.alive(gates_reverse), ops.alive(tokens_reverse)
+    call = repeated.known_both(pair, pair_reverse, repeated.Options(dim, False, log_gates, want_final))
+    if call is None:
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*pair, *pair_reverse)):
+        return _RepeatBoth.apply(*pair, *pair_reverse, call)  # type: ignore[return-value]
+    return repeated.forward_both(call, pair, pair_reverse)
+
+
+def _forward(
+    ahead: Inputs, back: Inputs, cu_seqlens: Tensor | None, dim: int, log_gates: bool, want_final: bool
+) -> Outputs:
+    if ahead[1].is_cuda and ahead[2] is back[2] is cu_seqlens is None:
+        options = repeated.Options(dim, False, bool(log_gates), want_final)
+        return repeated.first_both(ahead[:2], back[:2], options)
     return launch.forward_both(ahead, back, cu_seqlens, dim, log_gates, want_final)
 
 
@@ -49,14 +80,55 @@ class _Both(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Outputs:
-        ahead, back, options = inputs[:3], inputs[3:6], inputs[6:]
-        outputs = launch.forward_both(ahead, back, *options)
+        outputs = _forward(inputs[:3], inputs[3:6], *inputs[6:])  # type: ignore[arg-type]
         _save(ctx, inputs, outputs)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         return _backward(ctx, incoming, torch.compiler.is_compiling())
+
+
+class _RepeatBoth(torch.autograd.Function):
+    """`_Both` of a call that is known."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, tokens: Tensor, gates_reverse: Tensor, tokens_reverse: Tensor, call: repeated.Call
+    ) -> Outputs:
+        outputs = repeated.forward_both(call, (gates, tokens), (gates_reverse, tokens_reverse))
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gates, outputs[0], gates_reverse, outputs[1])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        gates, states, gates_reverse, states_reverse = ctx.saved_tensors
+        d_states, d_reverse, d_final, d_final_reverse = incoming
+        wanted = ctx.needs_input_grad[:4]
+        if (
+            all(wanted)
+            and d_states is not None
+            and d_reverse is not None
+            and d_final is d_final_reverse is None
+            and not any(ops.backward_for(d, None) for d in (d_states, d_reverse))
+        ):
+            ahead, back = (gates, states, d_states), (gates_reverse, states_reverse, d_reverse)
+            pair, pair_reverse = repeated.backward_both(ctx.call, ahead, back)
+            return *pair, *pair_reverse, None
+        dim, _, log_gates, _ = ctx.call.options
+        ahead, back = (
+            (gates, states, None, d_states, d_final),
+            (gates_reverse, states_reverse, None, d_reverse, d_final_reverse),
+        )
+        needs = tuple(
+            (False,) * 3 if d is None and f is None else (*wanted[first : first + 2], False)
+            for first, (*_, d, f) in ((0, ahead), (2, back))
+        )
+        traced = torch.compiler.is_compiling()
+        one, other = _gradients(ahead, back, None, ctx.call.tokens_dtype, dim, log_gates, needs, traced)
+        return *one[:2], *other[:2], None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:

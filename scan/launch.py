@@ -228,25 +228,34 @@ def _gradients(work: Work, initial_state: Tensor | None) -> Gradients:
 
 
 Inputs = tuple[Tensor, Tensor, Tensor | None]
+Both = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Saved = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def forward_both(
     ahead: Inputs, back: Inputs, cu_seqlens: Tensor | None, dim: int, log_gates: bool, want_final: bool
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> Both:
     """`forward` of gates, tokens and initial state `ahead`, and in reverse of `back`: both states, both final states.
 
     One launch where the tensors lie alike.
     """
+    outputs, _ = planned_forward_both(ahead, back, cu_seqlens, dim, log_gates, want_final)
+    return outputs
+
+
+def planned_forward_both(
+    ahead: Inputs, back: Inputs, cu_seqlens: Tensor | None, dim: int, log_gates: bool, want_final: bool
+) -> tuple[Both, Plan | None]:
+    """`forward_both`, and the plan of its launch where one was kept."""
     if is_elsewhere(ahead[1]):
         with torch.cuda.device(ahead[1].device):
-            return forward_both(ahead, back, cu_seqlens, dim, log_gates, want_final)
+            return planned_forward_both(ahead, back, cu_seqlens, dim, log_gates, want_final)
     table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, ahead[1].shape[dim])
-    works = [_forward_work(*branch, cu_seqlens, dim, want_final, table) for branch in (ahead, back)]
-    if works[0].tensors[0].numel():
-        _launch_both("forward", works[0], works[1], table, dim, False, log_gates)
-    (*_, states), (*_, states_reverse) = (work.tensors for work in works)
-    return states, states_reverse, works[0].states[1], works[1].states[1]  # type: ignore[return-value]
+    work, other = (_forward_work(*branch, cu_seqlens, dim, want_final, table) for branch in (ahead, back))
+    plan = None
+    if work.tensors[0].numel():
+        plan = _launch_both("forward", work, other, table, dim, False, log_gates)
+    return (work.tensors[2], other.tensors[2], work.states[1], other.states[1]), plan  # type: ignore[return-value]
 
 
 def backward_both(
@@ -259,44 +268,61 @@ def backward_both(
     needs: tuple[tuple[bool, bool, bool], tuple[bool, bool, bool]],
 ) -> tuple[Gradients, Gradients]:
     """Gradients of `forward_both` from gates, states, initial state and both incoming gradients of each direction."""
+    gradients, _ = planned_backward_both(ahead, back, cu_seqlens, tokens_dtype, dim, log_gates, needs)
+    return gradients
+
+
+def planned_backward_both(
+    ahead: Saved,
+    back: Saved,
+    cu_seqlens: Tensor | None,
+    tokens_dtype: torch.dtype,
+    dim: int,
+    log_gates: bool,
+    needs: tuple[tuple[bool, bool, bool], tuple[bool, bool, bool]],
+) -> tuple[tuple[Gradients, Gradients], Plan | None]:
+    """`backward_both`, and the plan of its launch where one was kept."""
     if is_elsewhere(ahead[1]):
         with torch.cuda.device(ahead[1].device):
-            return backward_both(ahead, back, cu_seqlens, tokens_dtype, dim, log_gates, needs)
+            return planned_backward_both(ahead, back, cu_seqlens, tokens_dtype, dim, log_gates, needs)
     table = _UNPACKED if cu_seqlens is None else _table(cu_seqlens, ahead[1].shape[dim])
-    works = [
+    work, other = (
         _backward_work(gates, states, initial, cu_seqlens, d_states, d_final, tokens_dtype, dim, asked, table)
         for (gates, states, initial, d_states, d_final), asked in zip((ahead, back), needs, strict=True)
-    ]
-    if all(map(_asks, works)):
-        _launch_both("backward", works[0], works[1], table, dim, True, log_gates)
-    else:
-        for work, descending in zip(works, (True, False), strict=True):
-            if _asks(work):
-                _launch("backward", work, table, dim, descending, log_gates)
-    return _gradients(works[0], ahead[2]), _gradients(works[1], back[2])
+    )
+    plan = None
+    if _asks(work) and _asks(other):
+        plan = _launch_both("backward", work, other, table, dim, True, log_gates)
+    elif _asks(work):
+        _launch("backward", work, table, dim, True, log_gates)
+    elif _asks(other):
+        _launch("backward", other, table, dim, False, log_gates)
+    return (_gradients(work, ahead[2]), _gradients(other, back[2])), plan
 
 
-def _launch_both(name: str, work: Work, other: Work, table: Table, dim: int, descending: bool, log_gates: bool) -> None:
+def _launch_both(
+    name: str, work: Work, other: Work, table: Table, dim: int, descending: bool, log_gates: bool
+) -> Plan | None:
     """`_launch`, and that of `other` in the opposite direction: at once where their tensors lie alike."""
     of_table = (table.words, table.sequence, table.status, table.cu_seqlens)
     pointers = (*work.tensors, *work.states, *other.tensors, *other.states, *of_table)
     addresses = [None if t is None else t.data_ptr() for t in pointers]
     key = _key(f"{name}_both", work, table, dim, descending, log_gates, addresses)
-    alike = not work.accumulate.is_complex and _key("", other, table, dim, descending, log_gates, []) == _key(
-        "", work, table, dim, descending, log_gates, []
-    )
-    if alike:
+    # Without addresses, what decides a launch.
+    alike = [_key("", each, table, dim, descending, log_gates, []) for each in (work, other)]
+    if alike[0] == alike[1] and not work.accumulate.is_complex:
         plan = _plans.get(key)
         if plan is not None:
             plan.launch(*addresses, device=work.tensors[0].get_device())
-            return
+            return plan
         axes = [None if t is None else Axes.of(t, dim) for t in work.tensors]
         made = _configure(name, axes, table, dim, descending, log_gates, work.accumulate)
         if not made.n_exchanged and all(a is None or a.tensor is t for a, t in zip(axes, work.tensors, strict=True)):
             _run(key, pointers, _both(made))
-            return
+            return None
     _launch(name, work, table, dim, descending, log_gates)
     _launch(name, other, table, dim, not descending, log_gates)
+    return None
 
 
 class Work(NamedTuple):

@@ -42,7 +42,7 @@ def scan(
 ) -> tuple[Tensor, Tensor | None]:
     """States and, if wanted, the final state of checked arguments, differentiable."""
     if cu_seqlens is not None and not torch.compiler.is_compiling():
-        cu_seqlens = _alive(cu_seqlens)
+        cu_seqlens = alive(cu_seqlens)
     if is_traced((gates, tokens, initial_state)):
         refuse_forward_mode()
         if _is_distributed(gates) or _is_distributed(tokens):
@@ -54,7 +54,7 @@ def scan(
         if torch._C._are_functorch_transforms_active():
             return _Scan.apply(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
         return _apply(
-            _alive(gates), _alive(tokens), None if initial_state is None else _alive(initial_state),
+            alive(gates), alive(tokens), None if initial_state is None else alive(initial_state),
             cu_seqlens, dim, reverse, log_gates, want_final,
         )  # fmt: skip
     return _forward(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates, want_final)
@@ -86,10 +86,21 @@ def repeat(
     want_final: bool = True,
 ) -> tuple[Tensor, Tensor | None] | None:
     """`scan` of unchecked arguments on a GPU where nothing is traced and a call of their kind is known; else None."""
-    if (
-        initial_state is not None
-        or cu_seqlens is not None
-        or torch.compiler.is_compiling()
+    if initial_state is not None or cu_seqlens is not None or not is_repeatable(gates, tokens, dim, reverse, log_gates):
+        return None
+    gates, tokens = alive(gates), alive(tokens)
+    call = repeated.known(gates, tokens, repeated.Options(dim, reverse, log_gates, want_final))
+    if call is None:
+        return None
+    if torch.is_grad_enabled() and (gates.requires_grad or tokens.requires_grad):
+        return _Repeat.apply(gates, tokens, call)
+    return repeated.forward(call, gates, tokens)
+
+
+def is_repeatable(gates: Tensor, tokens: Tensor, dim: int, reverse: bool, log_gates: bool) -> bool:
+    """Whether unchecked arguments are of the kind that `repeat.py` takes: on a GPU, and nothing is traced."""
+    return not (
+        torch.compiler.is_compiling()
         or type(gates) not in _PLAIN
         or type(tokens) not in _PLAIN
         or not tokens.is_cuda
@@ -101,15 +112,7 @@ def repeat(
         or torch.autograd.forward_ad._current_level >= 0
         or _is_batched(gates)
         or _is_batched(tokens)
-    ):
-        return None
-    gates, tokens = _alive(gates), _alive(tokens)
-    call = repeated.known(gates, tokens, repeated.Options(dim, reverse, log_gates, want_final))
-    if call is None:
-        return None
-    if torch.is_grad_enabled() and (gates.requires_grad or tokens.requires_grad):
-        return _Repeat.apply(gates, tokens, call)
-    return repeated.forward(call, gates, tokens)
+    )
 
 
 def _operator(
@@ -309,7 +312,7 @@ class _Repeat(torch.autograd.Function):
 # `_Scan.apply` where no transform is active, without its look at the signature of `forward`, which takes longer than
 # all else in a call of a small scan.
 _apply = super(torch.autograd.Function, _Scan).apply  # pyright: ignore[reportAttributeAccessIssue]
-_alive = torch._C._functorch.unwrap_if_dead  # pyright: ignore[reportAttributeAccessIssue]
+alive = torch._C._functorch.unwrap_if_dead  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _tangents(

@@ -36,7 +36,11 @@ class Call(NamedTuple):
     backward: dict[Any, Plan]
 
 
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
+
 _calls: dict[Any, Call] = {}
+_calls_of_both: dict[Any, Call] = {}
 _MOST_CALLS = 4096
 _MOST_BACKWARD = 64
 
@@ -107,6 +111,90 @@ def backward(
             call.backward.clear()
         call.backward[key] = plan
     return gradients[:2]
+
+
+def known_both(ahead: Pair, back: Pair, options: Options) -> Call | None:
+    """The earlier call that `forward_both` may repeat for gates and tokens `ahead` and, in reverse, `back`."""
+    key = _key(*ahead, options)
+    call = _calls_of_both.get(key)
+    if (
+        call is None
+        or key != _key(*back, options)
+        or _low_bits([t.data_ptr() for t in (*ahead, *back)])
+        or not all(map(launch.is_stored, (*ahead, *back)))
+        or launch.is_elsewhere(ahead[1])
+    ):
+        return None
+    return call
+
+
+def first_both(ahead: Pair, back: Pair, options: Options) -> launch.Both:
+    """`launch.forward_both` of checked arguments, whose kind will be `known_both` once its launch is kept."""
+    dim, _, log_gates, want_final = options
+    outputs, plan = launch.planned_forward_both((*ahead, None), (*back, None), None, dim, log_gates, want_final)
+    key, tensors = _key(*ahead, options), (*ahead, *back, *outputs[:2])
+    unlike = outputs[0].dtype != ahead[1].dtype or _low_bits([t.data_ptr() for t in tensors])
+    if plan is not None and key not in _calls_of_both and not unlike:
+        if len(_calls_of_both) >= _MOST_CALLS:
+            _calls_of_both.clear()
+        final = outputs[2]
+        shape, dtype = (None, None) if final is None else (final.shape, final.dtype)
+        _calls_of_both[key] = Call(plan, options, ahead[1].dtype, shape, dtype, {})
+    return outputs
+
+
+def forward_both(call: Call, ahead: Pair, back: Pair) -> launch.Both:
+    """Both states, and both final states if wanted, of arguments for which `known_both` gave the call."""
+    tokens = ahead[1]
+    states, states_reverse = torch.empty_like(tokens), torch.empty_like(tokens)
+    final = final_reverse = address = address_reverse = None
+    if call.final_shape is not None:
+        final = tokens.new_empty(call.final_shape, dtype=call.final_dtype)
+        final_reverse = torch.empty_like(final)
+        address, address_reverse = final.data_ptr(), final_reverse.data_ptr()
+    if (states.data_ptr() | states_reverse.data_ptr()) & 15:
+        dim, _, log_gates, want_final = call.options
+        return launch.forward_both((*ahead, None), (*back, None), None, dim, log_gates, want_final)
+    call.plan.launch(
+        ahead[0].data_ptr(), tokens.data_ptr(), states.data_ptr(), None, address,
+        back[0].data_ptr(), back[1].data_ptr(), states_reverse.data_ptr(), None, address_reverse,
+        None, None, None, None, device=tokens.get_device(),
+    )  # fmt: skip
+    return states, states_reverse, final, final_reverse
+
+
+def backward_both(
+    call: Call, ahead: Triple, back: Triple
+) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+    """Gradients of gates and tokens of both directions from gates, states and incoming gradients of each."""
+    d_states, d_states_reverse = ahead[2], back[2]
+    key = (d_states.dtype, d_states.stride())
+    plan = call.backward.get(key)
+    if (
+        plan is not None
+        and (d_states_reverse.dtype, d_states_reverse.stride()) == key
+        and launch.is_stored(d_states)
+        and launch.is_stored(d_states_reverse)
+        and not launch.is_elsewhere(d_states)
+    ):
+        made = [(*each, torch.empty_like(each[0]), torch.empty_like(each[1])) for each in (ahead, back)]
+        addresses = [[t.data_ptr() for t in tensors] for tensors in made]
+        if not _low_bits([*addresses[0], *addresses[1]]):
+            none = (None, None, None)
+            plan.launch(*addresses[0], *none, *addresses[1], *none, None, *none, device=d_states.get_device())
+            return made[0][3:], made[1][3:]
+    dim, _, log_gates, _ = call.options
+    saved = [(gates, states, None, d, None) for gates, states, d in (ahead, back)]
+    needs = ((True, True, False),) * 2
+    gradients, plan = launch.planned_backward_both(
+        saved[0], saved[1], None, call.tokens_dtype, dim, log_gates, (needs[0], needs[1])
+    )
+    tensors = [t for each in (ahead, back, *gradients) for t in each if t is not None]
+    if plan is not None and not _low_bits([t.data_ptr() for t in tensors]):
+        if len(call.backward) >= _MOST_BACKWARD:
+            call.backward.clear()
+        call.backward[key] = plan
+    return gradients[0][:2], gradients[1][:2]
 
 
 def _low_bits(addresses: Sequence[int | None]) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from scan import launch
 from tests.conftest import INTERPRETING
+from tests.scan.stand_ins import Kernel
 
 
 @pytest.fixture
@@ -14,3 +16,18 @@ def contract_device(device: torch.device) -> torch.device:
     if INTERPRETING:
         pytest.skip("PyTorch's part of a call: tested without TRITON_INTERPRET=1, on the CPU operator and on the GPU")
     return device
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Kernel]:
+    from scan.kernels import entries, packed_table
+
+    monkeypatch.setattr(launch, "_plans", {})
+    stand_ins = {}
+    for module, name in (
+        *((entries, name) for name in ("forward", "backward", "forward_both", "backward_both")),
+        (packed_table, "mark_sequences"),
+    ):
+        stand_ins[name] = Kernel(getattr(module, name))
+        monkeypatch.setattr(module, name, stand_ins[name])
+    return stand_ins

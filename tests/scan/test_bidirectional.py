@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from scan import launch, linear_scan, linear_scan_bidirectional
+from scan import bidirectional, cpu, launch, linear_scan, linear_scan_bidirectional, repeat
 from tests.conftest import INTERPRETING, ON_GPU
+from tests.scan.stand_ins import Kernel
 
 LENGTHS = [0, 37, 37, 90]
 
@@ -140,6 +142,85 @@ def test_the_operators_are_well_made(packed: bool, final: bool, contract_device:
                 (*saved, cu_seqlens, torch.float32, -1, False, needs),
                 test_utils=("test_schema", "test_faketensor"),
             )
+
+
+def test_a_known_call_launches_what_an_unknown_one_does(
+    kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeat, "_calls_of_both", {})
+    for dim, want_final in itertools.product((-1, -2), (False, True)):
+        monkeypatch.setattr(launch, "_plans", {})
+        options = repeat.Options(dim, False, False, want_final)
+        gates, tokens, gates_reverse, tokens_reverse, d_states, d_reverse = (torch.rand(2, 3, 32) for _ in range(6))
+        ahead, back = (gates, tokens), (gates_reverse, tokens_reverse)
+        for _ in range(2):
+            # The first call binds, the second finds its launch kept.
+            assert repeat.known_both(ahead, back, options) is None
+            states, states_reverse, final, final_reverse = repeat.first_both(ahead, back, options)
+        call = repeat.known_both(ahead, back, options)
+        assert call is not None
+        again = repeat.forward_both(call, ahead, back)
+        for one, other in zip((states, states_reverse, final, final_reverse), again, strict=True):
+            assert (one is None) is (other is None)
+            if one is not None and other is not None:
+                assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+        for _ in range(3):
+            gradients = repeat.backward_both(
+                call, (gates, states, d_states), (gates_reverse, states_reverse, d_reverse)
+            )
+            assert [len(each) for each in gradients] == [2, 2]
+        for name in ("forward_both", "backward_both"):
+            (compiled,) = kernels[name].compiled
+            assert len(compiled.calls) == 2
+            for one, other in zip(*(arguments for _, arguments in compiled.calls), strict=True):
+                # Inputs lie where they lay, outputs do not; all else is the same.
+                assert type(one) is type(other) and (one == other or one & 15 == other & 15 == 0)
+            kernels[name].bound.clear()
+            kernels[name].compiled.clear()
+        assert not kernels["forward"].bound and not kernels["backward"].bound
+        # What is no such call: directions that differ, odd addresses, values that are not stored.
+        assert repeat.known_both(ahead, (gates, tokens.mT.contiguous().mT), options) is None
+        assert repeat.known_both(ahead, (gates, tokens.double()), options) is None
+        odd = torch.rand(2 * 3 * 32 + 1)[1:].view(2, 3, 32)
+        assert repeat.known_both(ahead, (gates, odd), options) is None
+        assert repeat.known_both((torch._neg_view(gates), tokens), back, options) is None
+
+
+def test_a_known_call_has_every_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = repeat.Options(-1, False, False, True)
+
+    def forward(call: repeat.Call, ahead: Any, back: Any) -> Any:
+        a, b = cpu.forward(*ahead, None, None, *options), cpu.forward(*back, None, None, -1, True, False, True)
+        return a[0], b[0], a[1], b[1]
+
+    def backward(call: repeat.Call, ahead: Any, back: Any) -> Any:
+        saved = [(g, h, None, d, None) for g, h, d in (ahead, back)]
+        both = backward_both(*saved, None, torch.float64, -1, False, ((True, True, False),) * 2)
+        return both[0][:2], both[1][:2]
+
+    def backward_both(ahead: Any, back: Any, *options: Any) -> Any:
+        return bidirectional._apart(cpu.backward, ahead, back, *options)
+
+    monkeypatch.setattr(repeat, "forward_both", forward)
+    monkeypatch.setattr(repeat, "backward_both", backward)
+    monkeypatch.setattr(launch, "backward_both", backward_both)
+    call: Any = repeat.Call(None, options, torch.float64, None, None, {})  # type: ignore[arg-type]
+    leaves = [torch.rand(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(4)]
+
+    def scan(*x: Tensor) -> Any:
+        return bidirectional._RepeatBoth.apply(*x, call)
+
+    assert torch.autograd.gradcheck(scan, leaves)
+    assert torch.autograd.gradgradcheck(scan, leaves)
+    assert torch.autograd.gradcheck(lambda *x: scan(*x)[:2], leaves)
+    for k in range(4):
+        alone = [t if j == k else t.detach() for j, t in enumerate(leaves)]
+        assert torch.autograd.gradcheck(lambda *x: scan(*x)[:2], alone)
+    upstream = torch.eye(10).view(10, 2, 5).double()
+    rows = torch.autograd.grad(scan(*leaves)[0], leaves[:2], upstream, is_grads_batched=True)
+    wanted = torch.autograd.functional.jacobian(lambda *x: scan(*x)[0], tuple(leaves))
+    for got, want in zip(rows, wanted, strict=False):
+        torch.testing.assert_close(got, want.reshape(10, 2, 5))
 
 
 def test_under_transforms_it_is_two_scans(contract_device: torch.device) -> None:

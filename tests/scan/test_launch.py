@@ -15,6 +15,7 @@ from scan import cpu, launch, linear_scan, ops, repeat, tuning
 from tests.scan.budget import assert_within, expected
 from tests.scan.cases import Case, Inputs, bits, draw, grid, laid_out
 from tests.scan.runs import run
+from tests.scan.stand_ins import Kernel
 
 BOTH = {"dim": (-1, -2), "lengths": (None, (9, 0, 20))}
 
@@ -61,53 +62,6 @@ def test_foldable_axes_are_never_copied() -> None:
     assert launch.Axes.of(crossed, -1).tensor is not crossed
 
 
-class _Compiled:
-    """Stands in for what Triton has compiled."""
-
-    function = packed_metadata = None
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.public: list[tuple[Any, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *arguments, stream: self.public.append((grid, arguments))
-
-    def run(self, x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
-        assert arguments[:5] == (None,) * 5, "function, two kinds of metadata, two hooks"
-        self.calls.append(((x, y, z), arguments[5:]))
-
-
-class _Kernel:
-    """Stands in for a jit function; keeps what a launch binds."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.arg_names = kernel.arg_names
-        self.bound: list[tuple[Any, dict[str, Any]]] = []
-        self.compiled: list[_Compiled] = []
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        def launch_once(*arguments: Any, **keywords: Any) -> _Compiled:
-            given = dict(zip(self.arg_names, arguments, strict=False)) | keywords
-            self.bound.append((grid, {name: given[name] for name in self.arg_names}))
-            self.compiled.append(_Compiled())
-            return self.compiled[-1]
-
-        return launch_once
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Kernel]:
-    from scan.kernels import entries, packed_table
-
-    monkeypatch.setattr(launch, "_plans", {})
-    stand_ins = {}
-    for module, name in ((entries, "forward"), (entries, "backward"), (packed_table, "mark_sequences")):
-        stand_ins[name] = _Kernel(getattr(module, name))
-        monkeypatch.setattr(module, name, stand_ins[name])
-    return stand_ins
-
-
 def _launches(case: Case, inputs: Inputs, needs: tuple[bool, bool, bool] = (True, True, True)) -> None:
     i = inputs
     states, _ = launch.forward(i.gates, i.tokens, i.initial_state, i.cu_seqlens, case.dim, case.reverse, case.log, True)
@@ -118,7 +72,7 @@ def _launches(case: Case, inputs: Inputs, needs: tuple[bool, bool, bool] = (True
 
 
 @pytest.mark.parametrize("case", grid(T=(32,), initial=(False, True), upstream=("both", "final"), **BOTH), ids=str)
-def test_a_kept_launch_passes_what_the_first_one_bound(case: Case, kernels: dict[str, _Kernel]) -> None:
+def test_a_kept_launch_passes_what_the_first_one_bound(case: Case, kernels: dict[str, Kernel]) -> None:
     inputs = draw(case)
     _launches(case, inputs)
     _launches(case, inputs)
@@ -139,7 +93,7 @@ def test_a_kept_launch_passes_what_the_first_one_bound(case: Case, kernels: dict
                     assert type(argument) is type(wanted) and argument == wanted
 
 
-def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, _Kernel]) -> None:
+def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, Kernel]) -> None:
     base = Case(32, initial=True)
     variants = [
         (base, {}), (base, {"tokens_layout": "offset"}), (base, {"gates_layout": "swapped"}),
@@ -160,7 +114,7 @@ def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, _Kernel]) ->
 
 
 def test_a_known_call_launches_what_an_unknown_one_does(
-    kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeat, "_calls", {})
     for dim, reverse, want_final in itertools.product((-1, -2), (False, True), (False, True)):
@@ -231,7 +185,7 @@ def test_a_known_call_has_every_derivative(options: repeat.Options, monkeypatch:
         torch.testing.assert_close(got, wanted.reshape(24, 2, 4, 3))
 
 
-def test_the_calls_kept_are_bounded(kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calls_kept_are_bounded(kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeat, "_calls", {})
     monkeypatch.setattr(repeat, "_MOST_CALLS", 3)
     monkeypatch.setattr(repeat, "_MOST_BACKWARD", 2)
@@ -250,7 +204,7 @@ def test_the_calls_kept_are_bounded(kernels: dict[str, _Kernel], monkeypatch: py
         assert 0 < len(call.backward) <= 2
 
 
-def test_hooks_of_triton_are_called(kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_of_triton_are_called(kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton", reason="has the hooks")
     case = Case(32)
     _launches(case, draw(case))
@@ -261,7 +215,7 @@ def test_hooks_of_triton_are_called(kernels: dict[str, _Kernel], monkeypatch: py
     assert compiled.public[0][0] == kernels["forward"].bound[0][0]
 
 
-def test_the_plans_kept_are_bounded(kernels: dict[str, _Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plans_kept_are_bounded(kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_MOST_PLANS", 3)
     for T in range(1, 9):
         _launches(Case(T), draw(Case(T)))
