@@ -246,7 +246,7 @@ def forward(
     """`h[t] = g[t] * h[t-1] + x[t]` for R rows; [t+1] where DESCENDING."""
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
-    _, _, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, False)
+    _, _, row, rows = own_rows(tl.program_id(0), C, n_rows, R, CHANNELS_LAST, False)
     T = T.to(TIME)
     if PACKED:
         broken = tl.load(status_ptr) != 0
@@ -328,7 +328,7 @@ def backward(
     BLOCK: tl.constexpr = N * V
     MET: tl.constexpr = 1 if DESCENDING else -1
     OWN_GATES: tl.constexpr = (PACKED and d_initial_ptr is not None) or (LOG and d_gates_ptr is not None)
-    b, c, row, rows = own_rows(C, n_rows, R, CHANNELS_LAST, False)
+    b, c, row, rows = own_rows(tl.program_id(0), C, n_rows, R, CHANNELS_LAST, False)
     T = T.to(TIME)
     if PACKED:
         broken = tl.load(status_ptr) != 0
