@@ -344,7 +344,7 @@ class Plan(NamedTuple):
     def launch(self, *addresses: int | None, device: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
         if self.n_exchanged:
-            exchange = torch.zeros(self.n_exchanged, dtype=torch.int64, device=device)
+            exchange = torch.zeros(self.n_exchanged, dtype=torch.int64, device=device if device >= 0 else None)
             self.runner(stream, *addresses, exchange.data_ptr(), *self.arguments)
         else:
             self.runner(stream, *addresses, *self.arguments)

@@ -121,6 +121,27 @@ def test_mixed_dtypes(case: Case, device: torch.device) -> None:
     check(dataclasses.replace(case, dim=-2, reverse=True, lengths=(4, 0, 11)), device)
 
 
+LEFT = [(torch.float32, 2052), (torch.float32, 2054), (torch.float32, 3000), (torch.bfloat16, 2056)]
+
+
+# Rows of several tiles that begin anywhere in a line of memory, where whole groups may stand before the first step: what
+# leaves the row passes through them, whether or not anything has entered it.
+@pytest.mark.parametrize(("dtype", "T"), LEFT)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_leaves_a_row_that_begins_within_a_line(
+    T: int, dtype: torch.dtype, reverse: bool, device: torch.device
+) -> None:
+    # The final state of a descending scan, and, of an ascending one, the gradient of the initial state.
+    for case in (
+        Case(T, dtype, rows=(3,), reverse=reverse),
+        Case(T, dtype, rows=(3,), reverse=reverse, initial=True, upstream="states"),
+    ):
+        inputs = draw(case, device)
+        inputs.gates.abs_().clamp_(min=0.25)  # nothing ends in a gate of zero by itself
+        outputs = run(case, inputs)
+        assert_within(outputs, expected(case, inputs))
+
+
 @pytest.mark.parametrize("lengths", [None, (4, 0, 11)], ids=["", "packed"])
 @pytest.mark.parametrize("case", grid(T=(21,), upstream=("states", "final"), initial=(False, True), **BOTH), ids=str)
 def test_one_of_two_gradients_arrives(case: Case, lengths: tuple[int, ...] | None, device: torch.device) -> None:

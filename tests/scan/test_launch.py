@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import hypothesis
@@ -71,7 +72,13 @@ def _launches(case: Case, inputs: Inputs, needs: tuple[bool, bool, bool] = (True
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", grid(T=(32,), initial=(False, True), upstream=("both", "final"), **BOTH), ids=str)
+# Few long rows, which programs share: each launch takes an exchange of its own.
+SHARED = grid(T=(20_000,), rows=((2,),), lengths=(None, (9000, 0, 11_000)), initial=(True,))
+
+
+@pytest.mark.parametrize(
+    "case", grid(T=(32,), initial=(False, True), upstream=("both", "final"), **BOTH) + SHARED, ids=str
+)
 def test_a_kept_launch_passes_what_the_first_one_bound(case: Case, kernels: dict[str, Kernel]) -> None:
     inputs = draw(case)
     _launches(case, inputs)
@@ -91,6 +98,25 @@ def test_a_kept_launch_passes_what_the_first_one_bound(case: Case, kernels: dict
                     assert type(argument) is int and argument % wanted.element_size() == 0
                 else:
                     assert type(argument) is type(wanted) and argument == wanted
+
+
+def test_programs_share_few_long_rows(kernels: dict[str, Kernel]) -> None:
+    for rows, T, shared in (((2,), 20_000, True), ((383,), 16_416, True), ((2, 192), 16_416, False)):
+        x = torch.ones(()).expand(*rows, T)
+        launch.forward(x, x, None, None, -1, False, False, False)
+        launch.backward(x, x, None, None, x, None, x.dtype, -1, False, False, (True, False, False))
+        for name in ("forward", "backward"):
+            (programs, _, _), bound = kernels[name].bound[-1]
+            n_rows = math.prod(rows)
+            assert (bound["WINDOW"] > 0) is shared and (bound["exchange_ptr"] is not None) is shared
+            if not shared:
+                assert programs == n_rows
+                continue
+            tiles = programs // n_rows
+            assert tiles == -(-T // (bound["N"] * bound["V"])) and programs % n_rows == 0
+            exchange = bound["exchange_ptr"]
+            assert exchange.dtype == torch.int64 and not exchange.any()
+            assert len(exchange) == 16 + 2 * n_rows * (tiles + -(-tiles // bound["WINDOW"]))
 
 
 def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, Kernel]) -> None:
@@ -113,13 +139,15 @@ def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, Kernel]) -> 
     assert len(backward.bound) == len(cases)
 
 
+@pytest.mark.parametrize("T", [32, 20_000])
 def test_a_known_call_launches_what_an_unknown_one_does(
-    kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
+    T: int, kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeat, "_calls", {})
     for dim, reverse, want_final in itertools.product((-1, -2), (False, True), (False, True)):
         options = repeat.Options(dim, reverse, False, want_final)
-        gates, tokens, d_states = (torch.rand(2, 3, 32) for _ in range(3))
+        shape = (2, 3, T) if dim == -1 else (2, T, 3)
+        gates, tokens, d_states = (torch.rand(shape) for _ in range(3))
         for _ in range(2):
             # The first call binds, the second finds its launch kept.
             assert repeat.known(gates, tokens, options) is None
@@ -148,8 +176,8 @@ def test_a_known_call_launches_what_an_unknown_one_does(
         # What is no such call: another kind, odd addresses, values that are not stored.
         assert repeat.known(gates.double(), tokens, options) is None
         assert repeat.known(gates, tokens, options._replace(log_gates=True)) is None
-        assert repeat.known(gates, tokens[..., :16], options) is None
-        odd = torch.rand(2 * 3 * 32 + 1)[1:].view(2, 3, 32)
+        assert repeat.known(gates, tokens[:1], options) is None
+        odd = torch.rand(2 * 3 * T + 1)[1:].view(shape)
         assert repeat.known(gates, odd, options) is None
         assert repeat.known(gates, torch._neg_view(tokens), options) is None
 

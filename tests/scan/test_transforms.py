@@ -220,3 +220,13 @@ def test_gradients_per_sample(contract_device: torch.device) -> None:
         layer(sample).square().sum().backward()
         for name, parameter in layer.named_parameters():
             torch.testing.assert_close(together[name][n], parameter.grad)
+
+
+@pytest.mark.parametrize("name", ["vjp", "jacrev"])
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_packed_rows_through_kernels(dim: int, name: str, device: torch.device) -> None:
+    # What is pulled back when a transform has ended is wrapped in a level that is gone, offsets too, and kernels ask for
+    # their address.
+    case = Case(6, torch.float64, rows=(2,), lengths=(2, 0, 3), dim=dim)
+    a = arguments(case, device)
+    _assert_same(lambda f: TRANSFORMS[name](f, a), case, device)
