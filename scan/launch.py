@@ -303,7 +303,7 @@ def planned_backward_both(
 def _launch_both(
     name: str, work: Work, other: Work, table: Table, dim: int, descending: bool, log_gates: bool
 ) -> Plan | None:
-    """`_launch`, and that of `other` in the opposite direction: at once where their tensors lie alike."""
+    """`_launch`, and that of `other` in the opposite direction: at once where tensors lie alike and rows are short."""
     of_table = (table.words, table.sequence, table.status, table.cu_seqlens)
     pointers = (*work.tensors, *work.states, *other.tensors, *other.states, *of_table)
     addresses = [None if t is None else t.data_ptr() for t in pointers]
@@ -317,7 +317,10 @@ def _launch_both(
             return plan
         axes = [None if t is None else Axes.of(t, dim) for t in work.tensors]
         made = _configure(name, axes, table, dim, descending, log_gates, work.accumulate)
-        if not made.n_exchanged and all(a is None or a.tensor is t for a, t in zip(axes, work.tensors, strict=True)):
+        # Loads that run ahead would take shared memory for each direction, and so leave room for half the programs.
+        ahead = made.keywords["STAGES"] > 1
+        in_place = all(a is None or a.tensor is t for a, t in zip(axes, work.tensors, strict=True))
+        if in_place and not ahead and not made.n_exchanged:
             _run(key, pointers, _both(made))
             return None
     _launch(name, work, table, dim, descending, log_gates)
