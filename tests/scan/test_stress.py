@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def _stress(*arguments: str, before: str = "", seconds: int = 600) -> subprocess.CompletedProcess[str]:
-    """The module in a process of its own, which a hang ends with; `before` it starts, a line of code."""
-    code = f"import sys; from scan import launch; from tests.scan import stress; {before}; "
-    code += "sys.exit(stress.main(sys.argv[1:]))"
+    """The module in a process of its own, which a hang ends; with lines of code that run `before`."""
+    imports = "import sys, time\nfrom scan import launch\nfrom tests.scan import stress\n"
+    code = f"{imports}{before}\nsys.exit(stress.main(sys.argv[1:]))"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True,
         timeout=seconds,
@@ -38,7 +38,7 @@ def test_a_few_small_launches(kernel_device: torch.device) -> None:
 
 
 def test_a_hang_ends_in_a_sentence(kernel_device: torch.device) -> None:
-    hang = "import time; launch.forward = lambda *_: time.sleep(600)"
+    hang = "launch.forward = lambda *_: time.sleep(600)"
     done = _stress("--launches", "1", "--seconds", "1", before=hang, seconds=120)
     assert done.returncode == 3
     assert done.stderr.startswith("expected launch 0, [") and "to end within 1 seconds, but it has not" in done.stderr
@@ -56,7 +56,7 @@ def wrong(gates, tokens, *rest):
     return states, final
 launch.forward = wrong
 """
-    done = _stress("--launches", "1", before=f"exec({lines!r})")
+    done = _stress("--launches", "1", before=lines)
     assert done.returncode == 1 and done.stderr.startswith("launch 0: states of ["), done.stderr
     assert "off by more than rounding" in done.stderr
 
