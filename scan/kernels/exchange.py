@@ -16,7 +16,7 @@ order in which two writes are seen. A number of 64 bits is published as two.
 import triton
 import triton.language as tl
 
-from scan.kernels.maps import compose, compose_resets, enter
+from scan.kernels.maps import compose, compose_resets, enter, last_of
 
 
 @triton.jit
@@ -79,9 +79,7 @@ def _composed(gates, states, plane, at, wanted, dtype: tl.constexpr, RESETS: tl.
         gate, state = tl.associative_scan((gate, state), 1, compose_resets)
     else:
         gate, state = tl.associative_scan((gate, state), 1, compose)
-    W: tl.constexpr = at.shape[1]
-    last = tl.arange(0, W)[None, :] == W - 1
-    return tl.sum(tl.where(last, gate, 0.0), 1)[:, None], tl.sum(tl.where(last, state, 0.0), 1)[:, None]
+    return last_of(gate), last_of(state)
 
 
 @triton.jit

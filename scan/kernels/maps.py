@@ -39,3 +39,16 @@ def compose_both(gate_l, state_l, gate_le, state_le, gate_r, state_r, gate_re, s
 def compose_resets_both(gate_l, state_l, gate_le, state_le, gate_r, state_r, gate_re, state_re):
     """`compose_both` of maps that may be resets."""
     return gate_l * gate_r, enter(gate_r, state_r, state_l), gate_l * gate_re, enter(gate_re, state_re, state_l)
+
+
+@triton.jit
+def last_of(value):
+    """The last column of `[R, N]`, as `[R, 1]`."""
+    R: tl.constexpr = value.shape[0]
+    N: tl.constexpr = value.shape[1]
+    column = tl.sum(tl.where(tl.arange(0, N)[None, :] == N - 1, value, 0.0), 1)
+    if R == 1:
+        # A scalar has no layout. In that of `[1, 1]` the compiler may scan once more, a whole tile in every thread.
+        return tl.full([1, 1], tl.sum(column, 0), value.dtype)
+    else:
+        return column[:, None]

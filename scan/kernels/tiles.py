@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from scan.kernels.exchange import carry_in
-from scan.kernels.maps import compose_both, compose_resets_both, enter
+from scan.kernels.maps import compose_both, compose_resets_both, enter, last_of
 
 
 @triton.jit
@@ -27,11 +27,7 @@ def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.
     else:
         gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose_both)
     if WINDOW > 0:
-        N: tl.constexpr = gate.shape[1]
-        last = tl.arange(0, N)[None, :] == N - 1
-        gate_all = tl.sum(tl.where(last, gate_all, 0.0), 1)[:, None]
-        state_all = tl.sum(tl.where(last, state_all, 0.0), 1)[:, None]
-        carry = carry_in(gate_all, state_all, carry, exchange, WINDOW, PACKED)
+        carry = carry_in(last_of(gate_all), last_of(state_all), carry, exchange, WINDOW, PACKED)
     if RESETS:
         return enter(gate, state, carry)
     else:

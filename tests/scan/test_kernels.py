@@ -124,8 +124,8 @@ def test_mixed_dtypes(case: Case, device: torch.device) -> None:
 LEFT = [(torch.float32, 2052), (torch.float32, 2054), (torch.float32, 3000), (torch.bfloat16, 2056)]
 
 
-# Rows of several tiles that begin anywhere in a line of memory, where whole groups may stand before the first step:
-# what leaves the row passes through them, whether or not anything has entered it.
+# Rows of several tiles that begin anywhere in a line of memory: whole groups may stand before the first step, and what
+# leaves the row passes through them, whether or not anything has entered it.
 @pytest.mark.parametrize(("dtype", "T"), LEFT)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_what_leaves_a_row_that_begins_within_a_line(

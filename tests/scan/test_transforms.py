@@ -225,8 +225,8 @@ def test_gradients_per_sample(contract_device: torch.device) -> None:
 @pytest.mark.parametrize("name", ["vjp", "jacrev"])
 @pytest.mark.parametrize("dim", [-1, -2])
 def test_packed_rows_through_kernels(dim: int, name: str, device: torch.device) -> None:
-    # What is pulled back when a transform has ended is wrapped in a level that is gone, offsets too, and kernels ask
-    # for their address.
+    # What is pulled back when a transform has ended is wrapped in a level that is gone, offsets too, of which kernels
+    # take the address.
     case = Case(6, torch.float64, rows=(2,), lengths=(2, 0, 3), dim=dim)
     a = arguments(case, device)
     _assert_same(lambda f: TRANSFORMS[name](f, a), case, device)
