@@ -33,7 +33,8 @@ def take_ticket(exchange_ptr, tiles):
 @triton.jit
 def _publish_word(at, bits, mask):
     word = bits.to(tl.uint32, bitcast=True).to(tl.uint64) | (tl.full([1, 1], 1, tl.uint64) << 32)
-    tl.atomic_xchg(at, word.to(tl.int64, bitcast=True), mask=mask, sem="relaxed")
+    # Into zero. An exchange, which would do as well, is one that Triton cannot compile for AMD.
+    tl.atomic_or(at, word.to(tl.int64, bitcast=True), mask=mask, sem="relaxed")
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -36,8 +36,14 @@ SPILLED_THIN = 8192
 TWICE = {tuning.Tile(1, 32, 8, 1), tuning.Tile(1, 64, 8, 1), tuning.Tile(1, 256, 8, 4)} if OLD else set()
 
 
+# Batch entries and channels: rows enough that no program shares one with others, and few.
+ENOUGH, FEW_ROWS = (2, 192), (4, 2)
+# The same of channels, for each of their tables; those of an odd number begin anywhere.
+MANY, SOME, FEW_CHANNELS, ODD = (128, 64), (32, 64), (4, 64), (128, 65)
+
+
 class Kernel(NamedTuple):
-    """One launch: `[4, 2, T]` or, with `dim=-2`, `[4, T, 64]`, packed where there are sequences."""
+    """One launch: `[B, C, T]` or, with `dim=-2`, `[B, T, C]`, packed where there are sequences."""
 
     name: str
     T: int
@@ -46,14 +52,17 @@ class Kernel(NamedTuple):
     sequences: int = 0
     reverse: bool = False
     final: bool = False
+    rows: tuple[int, int] = ENOUGH
 
     def __str__(self) -> str:
         words = [self.name, NAMES[self.dtype], f"T{self.T}", "last" if self.dim == -2 else "first"]
+        words += ["x".join(map(str, self.rows))] if self.rows != ENOUGH else []
         words += [f"packed{self.sequences}"] if self.sequences else []
         return "-".join(words + [word for word in ("reverse", "final") if getattr(self, word)])
 
     def launch(self) -> None:
-        x = torch.zeros((4, 2, self.T) if self.dim == -1 else (4, self.T, 64), dtype=self.dtype)
+        B, C = self.rows
+        x = torch.empty((B, C, self.T) if self.dim == -1 else (B, self.T, C), dtype=self.dtype)
         cu_seqlens = None
         if self.sequences:
             cu_seqlens = torch.arange(self.sequences + 1, dtype=torch.int32) * (self.T // self.sequences)
@@ -68,11 +77,12 @@ class Kernel(NamedTuple):
 
     @property
     def tile(self) -> tuning.Tile:
-        itemsize, backward = self.dtype.itemsize, self.name == "backward"
+        B, C = self.rows
+        itemsize, known = self.dtype.itemsize, {"backward": self.name == "backward", "n_rows": B * C}
         if self.dim == -2:
-            return tuning.channels_last(self.T, 64, itemsize, backward=backward)
+            return tuning.channels_last(self.T, C, itemsize, **known)
         packed, n = self.sequences > 0, max(1, self.sequences)
-        return tuning.time_contiguous(self.T, itemsize, backward=backward, packed=packed, n_sequences=n)
+        return tuning.time_contiguous(self.T, itemsize, packed=packed, n_sequences=n, **known)
 
     @property
     def inputs(self) -> int:
@@ -86,6 +96,11 @@ class Kernel(NamedTuple):
     def even(self) -> bool:
         """Whether rows begin and end with groups; those of channels do."""
         return self.dim == -2 or self.T % self.tile.width == 0
+
+    def channels(self, target: str) -> int:
+        """How many neighbouring ones a thread may hold: 16 bytes of them, where those of a step are whole vectors."""
+        aligned = self.rows[1] * self.dtype.itemsize % 16 == 0
+        return min(16 // self.dtype.itemsize, self.pairs(target)) if aligned else 1
 
     @property
     def one_tile(self) -> bool:
@@ -108,6 +123,8 @@ class Kernel(NamedTuple):
         """Parallel scans in the code: packed rows forward have another for tiles where no sequence begins or ends."""
         steps, forward = self.tile.groups * self.tile.width, self.name == "forward"
         scans = 2 if forward and self.sequences and self.even and 256 <= steps <= 2048 else 1
+        if self.tile.window:
+            return 3 * scans  # of maps of tiles and of maps of windows, too
         results = (self.final and self.sequences) if forward else not self.sequences
         return 2 * scans if results and self.even and self.one_tile and self.tile in TWICE else scans
 
@@ -121,37 +138,55 @@ class Kernel(NamedTuple):
         Where rows begin anywhere, the rows of a program agree on how far one can read: 64 bits of every input.
         """
         rows, groups, _, warps, *_ = self.tile
-        # Neighbouring channels, 16 bytes a thread, take lanes too.
-        lanes = LANES[target] // (rows * self.dtype.itemsize // 16 if self.dim == -2 else 1)
+        # Neighbouring channels take lanes too.
+        lanes = LANES[target]
+        if self.dim == -2:
+            lanes = max(1, lanes * self.channels(target) // rows)
         pairs, rounds = self.pairs(target), _log2(min(lanes, groups))
-        shuffles = self.scans * pairs * (4 * rounds + 8)
+        tiles = self.scans // 3 if self.tile.window else self.scans
+        shuffles = tiles * pairs * (4 * rounds + 8)
         if self.final or not self.one_tile:
             sums = 2 if self.final and self.sequences else 1
             shuffles += sums * min(rows, pairs) * (rounds + _log2(warps))
         if not self.even:
             shuffles += self.inputs * 2 * _log2(rows)
+        if self.tile.window:
+            # The map of the tile is two sums. Maps of tiles, and of windows, take a minimum, which says whether all are
+            # there, a scan of two values and two sums.
+            held, total = max(1, self.tile.window // (LANES[target] * warps)), _log2(LANES[target]) + _log2(warps)
+            scan = held * 2 * (_log2(LANES[target]) + 2)
+            shuffles += tiles * (2 * total + 2 * (3 * total + scan))
         return shuffles
 
-    @property
-    def barriers(self) -> int:
+    def barriers(self, target: str) -> int:
         """How many a tile may take.
 
         The parts of a scan in different warps meet in shared memory, the sum of the carry meets there twice, each time
         for as many rows as a warp has lanes; each meeting is one barrier after writing and one before what was read is
         overwritten. A pipeline waits for each of its loads ahead and once more for all. A final state may change its
-        layout on the way; each column may where sequences end anywhere.
+        layout on the way; each column may where sequences end anywhere, and where channels are no whole vectors or
+        fewer than threads. Where programs share a row, the ticket is told to all, and every total and scan of the
+        exchange meets twice.
         """
-        meetings = 0 if self.tile.num_warps == 1 else self.scans
-        if self.tile.num_warps > 1 and (self.final or not self.one_tile):
-            meetings += 2 * max(1, self.tile.rows // 32)
-        if self.final and (self.sequences or self.tile.num_warps > 1):
-            meetings += self.tile.width if self.sequences else 1
+        meetings, many = 0, self.tile.num_warps > 1
+        if many:
+            meetings += self.scans
+            if self.final or not self.one_tile:
+                meetings += 2 * max(1, self.tile.rows // 32)
+            if self.dim == -2 and (self.rows == ODD or self.is_thin(target)):
+                meetings += self.inputs * self.tile.width
+        if self.final and (self.sequences or many):
+            meetings += self.tile.width + self.scans - 1 if self.sequences else 1
+        if self.tile.window:
+            meetings += 1 + self.scans // 3 * 2 * (2 + 2 * 4)
         return 2 * meetings + (self.tile.stages + 1 if self.tile.stages > 1 else 0)
 
     def spilled(self, target: str) -> int:
         """Bytes that may be spilled."""
         if target.startswith("gfx"):
             return SPILLED_THIN if OLD and self.tile.stages > 1 and self.is_thin(target) else 0
+        if self.tile.window and self.sequences and not self.even:
+            return SPILLED_ELSEWHERE  # beside both parts of a group cut by the row, and those of the exchange
         return 0 if target == "sm_90" and VERSION <= (3, 7) else SPILLED_ELSEWHERE
 
 
@@ -162,7 +197,7 @@ def _log2(n: int) -> int:
 KERNELS, DTYPES = ("forward", "backward"), (torch.float32, torch.bfloat16)
 
 
-def _kernels(T: Iterable[int], *sequences: int, **fixed: int) -> list[Kernel]:
+def _kernels(T: Iterable[int], *sequences: int, **fixed: Any) -> list[Kernel]:
     every = itertools.product(T, KERNELS, DTYPES, sequences or (0,))
     return [Kernel(name, each, dtype, sequences=n, **fixed) for each, name, dtype, n in every]
 
@@ -175,10 +210,16 @@ def _everywhere(kernels: list[Kernel], targets: tuple[str, ...] = tuple(TARGETS)
 # Every configuration on one target, some on all: rows that fill tiles, and rows that end within one or within a group.
 ONE = _kernels([2**power - step for power in range(7, 17) for step in (0, 1)] + [1000, 1001])
 PACKED = _kernels((511, 512), 2) + _kernels((4095, 4096), 64) + _kernels((65_535, 65_536), 1)
-LAST = _kernels((512,), 0, 2, dim=-2)
+SHARED = _kernels((32_767, 32_768, 32_772), 0, 2, rows=FEW_ROWS)
+LAST = [k for rows in (MANY, SOME, FEW_CHANNELS, ODD) for k in _kernels((512,), dim=-2, rows=rows)]
+LAST += _kernels((4096,), dim=-2, rows=MANY)
+LAST_PACKED = [k for rows in (MANY, SOME, FEW_CHANNELS) for k in _kernels((512,), 2, dim=-2, rows=rows)]
+LAST_SHORT = _kernels((2, 16, 32, 64), dim=-2, rows=MANY)
 SHORT = _kernels((127, 256, 1024))
 FEW = _kernels((4097, 16_384))
 FEW_PACKED = _kernels((512,), 2) + _kernels((4096,), 64)
+FEW_SHARED = _kernels((32_768,), 0, 2, rows=FEW_ROWS)
+ELSEWHERE = tuple(t for t in TARGETS if t != "sm_90")
 
 
 def _check(target: str, kernel: Kernel) -> Code:
@@ -193,11 +234,11 @@ def _check(target: str, kernel: Kernel) -> Code:
             copies = tile.stages
             assert code.scans <= copies * kernel.scans
             assert code.shuffles <= copies * kernel.shuffles(target)
-            assert code.barriers <= copies * (kernel.barriers + 1)
+            assert code.barriers <= copies * (kernel.barriers(target) + 1)
         return code
     assert code.scans <= kernel.scans
     assert code.shuffles <= kernel.shuffles(target)
-    assert code.barriers <= kernel.barriers
+    assert code.barriers <= kernel.barriers(target)
     most = REGISTERS_LAST if kernel.dim == -2 else REGISTERS_PACKED if kernel.sequences else REGISTERS
     assert code.registers <= most
     return code
@@ -214,40 +255,72 @@ def test_time_contiguous(target: str, kernel: Kernel) -> None:
         assert code.loads == code.wide_loads + before and code.stores == code.wide_stores
 
 
-@_everywhere(FEW + FEW_PACKED, tuple(t for t in TARGETS if t != "sm_90"))
+@_everywhere(FEW + FEW_PACKED + FEW_SHARED, ELSEWHERE)
 def test_time_contiguous_elsewhere(target: str, kernel: Kernel) -> None:
     code, pairs = _check(target, kernel), kernel.pairs(target)
     assert code.wide_stores >= kernel.outputs * pairs
     assert code.wide_loads >= (1 if code.amd else kernel.inputs * pairs)
 
 
-@_everywhere(LAST)
+@_everywhere(SHARED, ("sm_90",))
+def test_rows_shared_by_programs(target: str, kernel: Kernel) -> None:
+    assert kernel.tile.window
+    code, pairs = _check(target, kernel), kernel.pairs(target)
+    assert code.wide_loads >= kernel.inputs * pairs and code.wide_stores >= kernel.outputs * pairs
+    # A ticket; two numbers for others from each tile, or from the last one of a window, and again without resets.
+    variants = kernel.scans // 3
+    assert code.count(r"atom\.global[\w.:]*\.add") == 1
+    assert code.count(r"atom\.global[\w.:]*\.or\.b64") == 4 * variants
+    # Each number is read whole, by a load that is not kept from an earlier one.
+    assert code.count(r"ld\.volatile\.global[\w.:]*\.[bu]64") >= 4 * variants
+
+
+@_everywhere(LAST + LAST_PACKED + LAST_SHORT, ("sm_90",))
 def test_channels_last(target: str, kernel: Kernel) -> None:
-    code = _check(target, kernel)
-    # Each step of a group is one vector of channels.
-    width = kernel.tile.width
-    assert code.wide_loads >= kernel.inputs * width and code.wide_stores >= kernel.outputs * width
+    _check_last(target, kernel)
+
+
+@_everywhere(LAST, ELSEWHERE)
+def test_channels_last_elsewhere(target: str, kernel: Kernel) -> None:
+    _check_last(target, kernel)
+
+
+def _check_last(target: str, kernel: Kernel) -> None:
+    code, tile = _check(target, kernel), kernel.tile
+    # A step of a group moves as vectors of as many channels as a thread holds side by side, and nothing moves twice but
+    # for what is loaded ahead.
+    vectors = tile.width * kernel.pairs(target) // kernel.channels(target)
+    loads = kernel.inputs * vectors * tile.stages
+    assert code.loads >= loads if kernel.sequences else code.loads == loads
+    assert code.stores == kernel.outputs * vectors * (tile.stages if code.amd and tile.stages > 2 else 1)
 
 
 def test_every_configuration_is_compiled() -> None:
-    compiled = {(k.name, k.dtype, k.tile) for k in ONE + PACKED}
+    compiled = {(k.name, k.dtype, k.tile) for k in ONE + PACKED + SHARED + LAST + LAST_SHORT}
     lengths = sorted({2**power + step for power in range(4, 22) for step in (-8, -1, 0, 1, 8)})
     chosen = {
-        (name, dtype, Kernel(name, T, dtype, sequences=n).tile)
-        for T, name, dtype in itertools.product(lengths, KERNELS, DTYPES)
+        (name, dtype, Kernel(name, T, dtype, sequences=n, rows=rows).tile)
+        for T, name, dtype, rows in itertools.product(lengths, KERNELS, DTYPES, (ENOUGH, FEW_ROWS))
         for n in (0, 1, 1 + T // 1000, 1 + T // 32)
+    }
+    chosen |= {
+        (name, dtype, Kernel(name, T, dtype, -2, rows=rows).tile)
+        for T, name, dtype in itertools.product([1, *lengths], KERNELS, DTYPES)
+        for rows in (MANY, SOME, FEW_CHANNELS, ODD)
     }
     assert chosen - compiled == set()
 
 
-@pytest.mark.parametrize("kernel", FEW + FEW_PACKED + LAST, ids=str)
+@pytest.mark.parametrize("kernel", FEW + FEW_PACKED + FEW_SHARED + LAST, ids=str)
 def test_descending_shuffles_no_more_than_ascending(kernel: Kernel) -> None:
     ahead, back = kernel.code("sm_90"), kernel._replace(reverse=True).code("sm_90")
     assert back.shuffles == ahead.shuffles and back.barriers == ahead.barriers
     assert (back.wide_loads, back.wide_stores) == (ahead.wide_loads, ahead.wide_stores)
 
 
-@pytest.mark.parametrize("kernel", [k for k in SHORT + FEW + PACKED + LAST if k.name == "forward"], ids=str)
+@pytest.mark.parametrize(
+    "kernel", [k for k in SHORT + FEW + PACKED + FEW_SHARED + LAST + LAST_PACKED if k.name == "forward"], ids=str
+)
 def test_with_final_states(kernel: Kernel) -> None:
     _check("sm_90", kernel._replace(final=True))
 

@@ -171,15 +171,19 @@ def _configurations() -> dict[str, tuple[str, torch.dtype, tuning.Tile]]:
     lengths = sorted({max(1, 2**k + step) for k in range(22) for step in (-1, 0, 1)})
     found: dict[str, tuple[str, torch.dtype, tuning.Tile]] = {}
     for T, dtype, backward in itertools.product(lengths, (*USUAL, torch.float64), (False, True)):
-        direction = {"backward": backward}
-        tiles = [("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **direction))]
-        for n in (1, 1 + T // 1000, 1 + T // 32):
-            packed = tuning.time_contiguous(T, dtype.itemsize, **direction, packed=True, n_sequences=n)
-            tiles.append(("time_contiguous", packed))
-        tiles += [("channels_last", tuning.channels_last(T, C, dtype.itemsize, **direction)) for C in (1, 16, 64, 1536)]
+        tiles = []
+        for n_rows in (8, 4096, 2**20):
+            known = {"backward": backward, "n_rows": n_rows}
+            tiles.append(("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **known)))
+            for n in (1, 1 + T // 1000, 1 + T // 32):
+                packed = tuning.time_contiguous(T, dtype.itemsize, **known, packed=True, n_sequences=n)
+                tiles.append(("time_contiguous", packed))
+            for C in (1, 16, 64, 1536, 1537):
+                tiles.append(("channels_last", tuning.channels_last(T, C, dtype.itemsize, **known)))
         for layout, tile in tiles:
-            # The interpreter knows no warps and no stages.
-            shown = tile[:3] if INTERPRETING else tile
+            # The interpreter knows no warps and no registers, and of stages whether channels are loaded ahead.
+            ahead = layout == "channels_last" and tile.stages == 2
+            shown = (*tile[:3], *(["ahead"] if ahead else []), tile.window) if INTERPRETING else tile
             found["-".join([layout, NAMES[dtype], *map(str, shown)])] = (layout, dtype, tile)
     return found
 

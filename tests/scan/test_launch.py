@@ -298,7 +298,7 @@ def test_another_stream(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", grid(T=(100,), initial=(True,), **BOTH), ids=str)
+@pytest.mark.parametrize("case", grid(T=(100,), initial=(True,), **BOTH) + SHARED, ids=str)
 def test_graph_capture_and_replay(case: Case, device: torch.device) -> None:
     inputs = draw(case, device)
     leaves = [t.requires_grad_() for t in (inputs.gates, inputs.tokens, inputs.initial_state) if t is not None]
@@ -328,7 +328,7 @@ def test_graph_capture_and_replay(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", grid(T=(100,), initial=(True,), **BOTH), ids=str)
+@pytest.mark.parametrize("case", grid(T=(100,), initial=(True,), **BOTH) + SHARED, ids=str)
 def test_nothing_waits_for_the_gpu(case: Case, device: torch.device) -> None:
     inputs = draw(case, device)
     invalid = torch.tensor([0, 7, 3, 10], dtype=torch.int32, device=device)
