@@ -85,7 +85,7 @@ def test_a_record_is_about_the_entry_that_its_launch_takes(T: int, n: int, dtype
         return
     name, itemsize, at = entry
     rows, groups, num_warps, stages = getattr(tuning, name)[itemsize][at][1]
-    assert present(T, itemsize, **launch_shape(case)) == (rows, groups, 16 // itemsize, num_warps, stages, None)
+    assert present(T, itemsize, **launch_shape(case)) == Tile(rows, groups, 16 // itemsize, num_warps, stages)
 
 
 def test_a_tile_stands_in_for_tuning_and_only_meanwhile() -> None:
