@@ -29,6 +29,8 @@ REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
 # Bytes that may be spilled on other targets than that of the tables, and by a ptxas that came later: one address,
 # stored and loaded once, where ptxas gives a register for another warp.
 SPILLED_ELSEWHERE = 8
+# The same, a few times over, where tuning holds a thread to fewer registers than ptxas would take.
+SPILLED_CAPPED = 40
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
 SPILLED_THIN = 8192
 # Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: where they
@@ -185,6 +187,8 @@ class Kernel(NamedTuple):
         """Bytes that may be spilled."""
         if target.startswith("gfx"):
             return SPILLED_THIN if OLD and self.tile.stages > 1 and self.is_thin(target) else 0
+        if self.tile.registers is not None and target != "sm_90":
+            return SPILLED_CAPPED
         if self.tile.window and self.sequences and not self.even:
             return SPILLED_ELSEWHERE  # beside both parts of a group cut by the row, and those of the exchange
         return 0 if target == "sm_90" and VERSION <= (3, 7) else SPILLED_ELSEWHERE
