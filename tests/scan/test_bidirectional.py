@@ -115,9 +115,11 @@ def test_gradient_of_one_direction_alone(device: torch.device) -> None:
     assert torch.equal(leaves[0].grad, gates.grad) and torch.equal(leaves[1].grad, tokens.grad)  # type: ignore[arg-type]
 
 
-def test_second_derivative_of_both(device: torch.device) -> None:
+def test_second_derivative_of_both(contract_device: torch.device) -> None:
     leaves = [
-        t.double().requires_grad_() for _ in range(2) for t in _branch(7, torch.float32, -1, False, False, device)[:2]
+        t.double().requires_grad_()
+        for _ in range(2)
+        for t in _branch(7, torch.float32, -1, False, False, contract_device)[:2]
     ]  # type: ignore[union-attr]
     assert torch.autograd.gradgradcheck(lambda *x: linear_scan_bidirectional(*x)[:2], leaves, fast_mode=True)
 
