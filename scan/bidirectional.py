@@ -122,10 +122,7 @@ class _RepeatBoth(torch.autograd.Function):
             (gates, states, None, d_states, d_final),
             (gates_reverse, states_reverse, None, d_reverse, d_final_reverse),
         )
-        needs = tuple(
-            (False,) * 3 if d is None and f is None else (*wanted[first : first + 2], False)
-            for first, (*_, d, f) in ((0, ahead), (2, back))
-        )
+        needs = _asked(ahead, (*wanted[:2], False)), _asked(back, (*wanted[2:], False))
         traced = torch.compiler.is_compiling()
         one, other = _gradients(ahead, back, None, ctx.call.tokens_dtype, dim, log_gates, needs, traced)
         return *one[:2], *other[:2], None
@@ -147,13 +144,16 @@ def _backward(ctx: Any, incoming: tuple[Tensor | None, ...], traced: bool) -> tu
         d_final = d_final_reverse = None
     ahead = (gates, states, initial, d_states, d_final)
     back = (gates_reverse, states_reverse, initial_reverse, d_states_reverse, d_final_reverse)
-    # Of a direction that nothing depends on nothing is computed.
-    needs = tuple(
-        (False,) * 3 if d_states is None and d_final is None else tuple(ctx.needs_input_grad[first : first + 3])
-        for first, (*_, d_states, d_final) in ((0, ahead), (3, back))
-    )
+    wanted = ctx.needs_input_grad
+    needs = _asked(ahead, tuple(wanted[:3])), _asked(back, tuple(wanted[3:6]))
     gradients = _gradients(ahead, back, cu_seqlens, ctx.tokens_dtype, ctx.dim, ctx.log_gates, needs, traced)
     return (*gradients[0], *gradients[1], None, None, None, None)
+
+
+def _asked(saved: launch.Saved, wanted: Any) -> tuple[bool, bool, bool]:
+    """What is computed of the gradients `wanted` of a direction: nothing where nothing depends on it."""
+    *_, d_states, d_final = saved
+    return (False, False, False) if d_states is None and d_final is None else wanted
 
 
 def _gradients(

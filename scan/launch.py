@@ -429,22 +429,15 @@ def _configure(
     tl = _triton_language()
     from scan.kernels import entries
 
-    states = axes[2 if name == "forward" else 1]
-    assert states is not None
-    sizes = Sizes.of(states.tensor, dim)
-    arguments = [sizes.C, sizes.T, sizes.rows, table.n, table.n_words]
-    for a in axes:
-        arguments += (0, 0, 0) if a is None else a.strides
-    channels_last = states.t != 1 and states.c == 1
+    states, sizes, arguments, channels_last = _described(name, axes, table, dim)
     itemsize = states.tensor.element_size()
     known = {"backward": name == "backward", "n_rows": sizes.rows}
     if channels_last:
         config = tuning.channels_last(sizes.T, sizes.C, itemsize, **known)
-        programs = sizes.B * -(-sizes.C // config.rows)
     else:
         packed = table.words is not None
         config = tuning.time_contiguous(sizes.T, itemsize, packed=packed, n_sequences=table.n, **known)
-        programs = -(-sizes.rows // config.rows)
+    programs = _blocks(sizes, config, channels_last)
     V = config.width
     constants: dict[str, Any] = {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages}
     for label, a in zip(_LABELS[name], axes, strict=True):
@@ -457,10 +450,10 @@ def _configure(
     line = _line(states, sizes, config, even, constants["WHOLE"])
     constants |= {"LINE": line, "ONE_TILE": sizes.T + line - 1 <= config.groups * V}
     constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
-    tiles = -(-(sizes.T + line - 1) // (config.groups * V))
-    constants |= {"WINDOW": config.window}
+    constants["WINDOW"] = config.window
     n_exchanged = 0
     if config.window:
+        tiles = -(-(sizes.T + line - 1) // (config.groups * V))
         programs *= tiles
         maps = (tiles + -(-tiles // config.window)) * sizes.rows
         n_exchanged = 16 + 2 * maps * (2 if accumulate == torch.float64 else 1)
@@ -469,7 +462,24 @@ def _configure(
     options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
     if config.registers is not None and torch.version.hip is None:
         options["maxnreg"] = config.registers
-    return Launch(getattr(entries, name), (programs, 1, 1), tuple(arguments), constants | options, n_exchanged)
+    return Launch(getattr(entries, name), (programs, 1, 1), arguments, constants | options, n_exchanged)
+
+
+def _described(name: str, axes: list[Axes | None], table: Table, dim: int) -> tuple[Axes, Sizes, tuple[int, ...], bool]:
+    """The states, the sizes, a kernel's arguments after the pointers, and whether channels are last."""
+    states = axes[2 if name == "forward" else 1]
+    assert states is not None
+    sizes = Sizes.of(states.tensor, dim)
+    strides = [stride for a in axes for stride in ((0, 0, 0) if a is None else a.strides)]
+    arguments = (sizes.C, sizes.T, sizes.rows, table.n, table.n_words, *strides)
+    return states, sizes, arguments, states.t != 1 and states.c == 1
+
+
+def _blocks(sizes: Sizes, config: tuning.Tile, channels_last: bool) -> int:
+    """How many blocks of rows there are: where channels are last, a block is of one batch entry."""
+    if channels_last:
+        return sizes.B * -(-sizes.C // config.rows)
+    return -(-sizes.rows // config.rows)
 
 
 def _both(made: Launch) -> Launch:
@@ -494,21 +504,14 @@ def _configure_complex(
     tl = _triton_language()
     from scan.kernels import complex as kernels
 
-    states = axes[2 if name == "forward" else 1]
-    assert states is not None
-    sizes = Sizes.of(states.tensor, dim)
-    arguments = [sizes.C, sizes.T, sizes.rows, table.n, table.n_words]
-    for a in axes:
-        arguments += (0, 0, 0) if a is None else a.strides
-    channels_last = states.t != 1 and states.c == 1
+    states, sizes, arguments, channels_last = _described(name, axes, table, dim)
     itemsize = states.tensor.element_size()
     if channels_last:
         config = tuning.complex_channels_last(sizes.T, itemsize)
-        programs = sizes.B * -(-sizes.C // config.rows)
     else:
         packed = table.words is not None
         config = tuning.complex_time_contiguous(sizes.T, itemsize, packed=packed)
-        programs = -(-sizes.rows // config.rows)
+    programs = _blocks(sizes, config, channels_last)
     V = config.width
 
     def move(a: Axes | None, shifted: bool = False) -> str:
@@ -530,7 +533,7 @@ def _configure_complex(
     constants["STATE"] = tl.float64 if accumulate == torch.complex128 else tl.float32
     constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
     options = {"num_warps": config.num_warps, "enable_fp_fusion": True}
-    return Launch(getattr(kernels, name), (programs, 1, 1), tuple(arguments), constants | options)
+    return Launch(getattr(kernels, name), (programs, 1, 1), arguments, constants | options)
 
 
 def _run(key: Any, pointers: tuple[Tensor | None, ...], made: Launch) -> None:
