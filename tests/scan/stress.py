@@ -274,6 +274,8 @@ def main(arguments: list[str]) -> int:
             except AssertionError as error:
                 print(f"launch {number}: {error}", file=sys.stderr)
                 return 1
+        if (done := number + 1 - options.first) % 500 == 0:
+            print(f"{done} of {options.launches} launches: every output was right so far.", flush=True)
     print(f"{options.launches} launches: every output was right.")
     return 0
 
