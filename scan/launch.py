@@ -437,6 +437,8 @@ def _configure(
     else:
         packed = table.words is not None
         config = tuning.time_contiguous(sizes.T, itemsize, packed=packed, n_sequences=table.n, **known)
+    loaded = [a.tensor.element_size() for a in axes[: 2 if name == "forward" else 3] if a is not None]
+    config = tuning.fitted(config, sum(loaded), _shared_bytes(states.tensor))
     programs = _blocks(sizes, config, channels_last)
     V = config.width
     constants: dict[str, Any] = {"R": config.rows, "N": config.groups, "V": V, "STAGES": config.stages}
@@ -593,6 +595,17 @@ def _triton_language() -> ModuleType:
             "this torch, or move the tensors to the CPU."
         ) from error
     return triton.language
+
+
+def _shared_bytes(tensor: Tensor) -> int:
+    """Bytes of shared memory that a program may have on the GPU for which a kernel is compiled."""
+    import triton
+
+    if triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
+        return 2**31
+    from triton.runtime.driver import driver
+
+    return driver.active.utils.get_device_properties(max(0, tensor.get_device()))["max_shared_mem"]
 
 
 _LABELS = {

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 # Steps of the largest tile that a configuration may have: packed tables are padded by as much.
 LARGEST_TILE = 8192
+# Bytes of shared memory that scans of a tile need beside what is loaded ahead.
+_EXCHANGED = 16384
 
 
 _Table = tuple[tuple[int | None, tuple[int, int, int, int]], ...]
@@ -98,21 +100,24 @@ def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
 
 # Channels last: longest T, then a tile for 4 bytes and for 2 bytes.
 _LAST_FORWARD = {
-    4: ((2048, Tile(32, 8, 8, 4, 2)), (None, Tile(64, 16, 8, 8))),
-    2: ((1024, Tile(32, 16, 8, 8)), (None, Tile(64, 8, 16, 8, 2))),
+    4: ((4096, Tile(32, 8, 8, 4, 2)), (None, Tile(64, 16, 8, 8))),
+    2: ((1024, Tile(32, 8, 8, 4, 3)), (None, Tile(128, 8, 8, 8, 4))),
 }
 _LAST_BACKWARD = {
     4: ((None, Tile(64, 8, 8, 8)),),
-    2: ((1024, Tile(32, 16, 8, 4)), (None, Tile(64, 4, 16, 4, 2))),
+    2: ((1024, Tile(32, 16, 8, 4, 3)), (None, Tile(128, 8, 8, 8, 3))),
 }
-# The same for fewer channels (of all batch entries) than fill a GPU in blocks of 64, and for few.
-_LAST_SOME_FORWARD = {4: Tile(32, 32, 8, 8, 3), 2: Tile(32, 8, 16, 8, 2)}
-_LAST_SOME_BACKWARD = {4: Tile(32, 32, 4, 4, 3), 2: Tile(32, 8, 16, 8, 2)}
-_LAST_FEW = {4: Tile(16, 32, 8, 8), 2: Tile(8, 32, 8, 8, 2)}
-_SOME, _FEW = 8192, 2048
+# The same for fewer channels (of all batch entries) than fill a GPU in blocks of 64, and for few, whose programs share
+# a row unless it is short.
+_LAST_SOME_FORWARD = {4: Tile(32, 32, 8, 8, 3), 2: Tile(32, 32, 8, 4, 5)}
+_LAST_SOME_BACKWARD = {4: Tile(32, 32, 4, 4, 3), 2: Tile(32, 16, 8, 4, 4)}
+_LAST_FEW_FORWARD = {4: Tile(16, 16, 16, 8, window=16), 2: Tile(16, 16, 16, 8, window=16)}
+_LAST_FEW_BACKWARD = {4: Tile(16, 8, 16, 4, window=16), 2: Tile(16, 8, 16, 4, window=16)}
+_LAST_FEW_SHORT = {4: Tile(16, 32, 8, 8), 2: Tile(8, 32, 8, 8, 2)}
 # Steps whose channels begin anywhere: narrow accesses.
-_LAST_ODD_FORWARD = {4: Tile(32, 8, 8, 8), 2: Tile(32, 8, 16, 8)}
+_LAST_ODD_FORWARD = {4: Tile(64, 4, 16, 8), 2: Tile(32, 4, 16, 4, 2)}
 _LAST_ODD_BACKWARD = {4: Tile(32, 8, 4, 4), 2: Tile(32, 8, 16, 8, 2)}
+_SOME, _FEW, _FEW_LONG = 8192, 2048, 1024
 
 
 def channels_last(T: int, C: int, itemsize: int, *, backward: bool, n_rows: int = _SOME) -> Tile:
@@ -120,17 +125,36 @@ def channels_last(T: int, C: int, itemsize: int, *, backward: bool, n_rows: int 
     nearest = 2 if itemsize == 2 else 4
     if T <= 64:
         tile = Tile(32, min(16, max(2, 1 << max(-(-T // 4) - 1, 0).bit_length())), 4, 4)
+    elif n_rows < _FEW and T < _FEW_LONG:
+        tile = _LAST_FEW_SHORT[nearest]
     elif n_rows < _FEW:
-        tile = _LAST_FEW[nearest]
-    elif C * itemsize % 16:
+        tile = (_LAST_FEW_BACKWARD if backward else _LAST_FEW_FORWARD)[nearest]
+        tile = tile._replace(window=32) if T > _LONG else tile
+    elif C % (32 if nearest == 2 else 16 // itemsize):
         tile = (_LAST_ODD_BACKWARD if backward else _LAST_ODD_FORWARD)[nearest]
     elif n_rows < _SOME:
         tile = (_LAST_SOME_BACKWARD if backward else _LAST_SOME_FORWARD)[nearest]
     else:
         table = (_LAST_BACKWARD if backward else _LAST_FORWARD)[nearest]
         tile = next(tile for longest, tile in table if longest is None or longest >= T)
+    if nearest == 2 and tile.stages > 2:
+        # Whole blocks of channels, of as many threads each: no mask comes between the vectors that run ahead.
+        rows = min(tile.rows, C & -C)
+        tile = tile._replace(rows=rows, num_warps=max(1, tile.num_warps * rows // tile.rows))
     # Numbers of 8 bytes take two registers each.
     return tile._replace(rows=tile.rows // 2) if itemsize == 8 else tile
+
+
+def fitted(tile: Tile, step_bytes: int, shared_bytes: int) -> Tile:
+    """The tile with as many of its stages as fit into shared memory, and with fewer rows where three would not.
+
+    What is loaded ahead of a step has `step_bytes` bytes. Some room is left for what the threads of a tile exchange.
+    """
+    if tile.stages <= 2:
+        return tile
+    room, row = shared_bytes - _EXCHANGED, tile.groups * tile.width * step_bytes
+    rows = max(1, min(tile.rows, 1 << max(0, (room // (2 * row)).bit_length() - 1)))
+    return tile._replace(rows=rows, stages=max(1, min(tile.stages, 1 + max(0, room) // (rows * row))))
 
 
 def complex_time_contiguous(T: int, itemsize: int, *, packed: bool = False) -> Tile:

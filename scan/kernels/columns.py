@@ -116,6 +116,36 @@ def load_columns(row, tile, other, outside, V: tl.constexpr, VECTOR: tl.constexp
 
 
 @triton.jit
+def place_block(pointer, base, stride, group, ahead, V: tl.constexpr):
+    """The steps of a tile of neighbouring channels as `load_block` takes them: pointers `[N * V, R]`, and their steps.
+
+    `base` is the offset of step 0 of each row `[1, R]`, `group` the numbers of the groups in time `[N, 1]`; what is read
+    for a step lies `ahead` steps after it.
+    """
+    N: tl.constexpr = group.shape[0]
+    step = tl.reshape(tl.broadcast_to(group * V, [N, V]) + tl.arange(0, V)[None, :], [N * V, 1]) + ahead
+    return pointer + base + step.to(tl.int64) * stride, step, stride
+
+
+@triton.jit
+def load_block(block, start, T, rows, other, V: tl.constexpr, WHOLE: tl.constexpr, DESCENDING: tl.constexpr,
+               dtype: tl.constexpr):
+    """`load_columns` of neighbouring channels `[N, R]`, all steps of the tile at `start` at once.
+
+    One load can run ahead in shared memory, in the widest pieces, whatever the threads hold that scan.
+    """
+    at, step, stride = block
+    BLOCK: tl.constexpr = at.shape[0]
+    R: tl.constexpr = at.shape[1]
+    inside = rows
+    if not WHOLE:
+        inside = rows & (start + step >= 0) & (start + step < T)
+    values = tl.load(at + start.to(tl.int64) * stride, mask=tl.broadcast_to(inside, at.shape), other=other)
+    groups = tl.permute(tl.reshape(values, [BLOCK // V, V, R]), (0, 2, 1))
+    return in_scan_order(in_state_dtype(split_columns(groups, V), V, dtype), V, DESCENDING)
+
+
+@triton.jit
 def tile_place(tile, tiles, first_step, T, rows, spare, BLOCK: tl.constexpr, DESCENDING: tl.constexpr):
     """Where a tile lies, as `load_columns` takes it; of the last one where `tile` in scan order is no longer there."""
     index = tl.minimum(tile, tiles - 1)

@@ -16,7 +16,7 @@ order in which two writes are seen. A number of 64 bits is published as two.
 import triton
 import triton.language as tl
 
-from scan.kernels.maps import compose, compose_resets, enter, last_of
+from scan.kernels.maps import compose, compose_resets, enter, last_of, numbers
 
 
 @triton.jit
@@ -61,8 +61,8 @@ def _read(at, plane, mask, dtype: tl.constexpr):
 
 
 @triton.jit
-def _composed(gates, states, plane, at, wanted, dtype: tl.constexpr, RESETS: tl.constexpr):
-    """The published maps `[R, W]` at the places `wanted`, composed to one `[R, 1]` as soon as all are there."""
+def _composed(gates, states, plane, at, wanted, dtype: tl.constexpr, RESETS: tl.constexpr, AXIS: tl.constexpr):
+    """The published maps `[R, W]` at the places `wanted`, composed along AXIS as soon as all are there: `[R, 1]`."""
     gate, state = tl.full(at.shape, 1.0, dtype), tl.zeros(at.shape, dtype)
     gate_there, state_there = tl.zeros(at.shape, tl.int32), tl.zeros(at.shape, tl.int32)
     there = 0
@@ -77,10 +77,10 @@ def _composed(gates, states, plane, at, wanted, dtype: tl.constexpr, RESETS: tl.
     gate = tl.where(wanted, tl.where(early, gate_again, gate), 1.0)
     state = tl.where(wanted, tl.where(early, state_again, state), 0.0)
     if RESETS:
-        gate, state = tl.associative_scan((gate, state), 1, compose_resets)
+        gate, state = tl.associative_scan((gate, state), AXIS, compose_resets)
     else:
-        gate, state = tl.associative_scan((gate, state), 1, compose)
-    return last_of(gate), last_of(state)
+        gate, state = tl.associative_scan((gate, state), AXIS, compose)
+    return last_of(gate, AXIS), last_of(state, AXIS)
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def _pass(gate, state, before):
 
 
 @triton.jit
-def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.constexpr):
+def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.constexpr, AXIS: tl.constexpr):
     """State before this program's tile `[R, 1]`, from the map of the tile and the `carry` before the first tile.
 
     `exchange` is the zeroed buffer (a ticket, then the maps), the numbers of the rows and which of them exist `[R, 1]`,
@@ -98,7 +98,7 @@ def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.cons
     """
     words, row, rows, n_rows, tile, tiles = exchange
     # Neighbouring words for what a program reads: of one row those of its tiles, else those of its rows.
-    LONE: tl.constexpr = row.shape[0] == 1
+    LONE: tl.constexpr = row.shape[1 - AXIS] == 1
     windows = tl.cdiv(tiles, WINDOW)
     window = tile // WINDOW
     n_rows = n_rows.to(tl.int64)
@@ -112,12 +112,12 @@ def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.cons
     if (tile + 1) % WINDOW != 0:
         _publish(gates + slot, plane, gate, rows)
         _publish(states + slot, plane, state, rows)
-    some = tl.arange(0, WINDOW)[None, :]
+    some = numbers(WINDOW, AXIS)
     gate_own, state_own = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
     if tile > window * WINDOW:
         other = window * WINDOW + some
         at = row * tiles + other if LONE else row + n_rows * other
-        gate_own, state_own = _composed(gates, states, plane, at, rows & (other < tile), gate.dtype, RESETS)
+        gate_own, state_own = _composed(gates, states, plane, at, rows & (other < tile), gate.dtype, RESETS, AXIS)
     if (tile + 1) % WINDOW == 0:
         slot = row * windows + window if LONE else row + n_rows * window
         _publish(window_gates + slot, window_plane, gate_own * gate, rows)
@@ -126,7 +126,7 @@ def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.cons
         other = begin + some
         at = row * windows + other if LONE else row + n_rows * other
         gate_of, state_of = _composed(
-            window_gates, window_states, window_plane, at, rows & (other < window), gate.dtype, RESETS
+            window_gates, window_states, window_plane, at, rows & (other < window), gate.dtype, RESETS, AXIS
         )
         carry = _pass(gate_of, state_of, carry)
     return _pass(gate_own, state_own, carry)

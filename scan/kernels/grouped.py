@@ -23,16 +23,19 @@ from scan.kernels.columns import (
     holds_end,
     in_state_dtype,
     load_bits,
+    load_block,
     load_columns,
     load_neighbour,
     load_raw,
     own_columns,
     place,
+    place_block,
     store_columns,
     tile_place,
 )
 from scan.kernels.exchange import take_ticket
-from scan.kernels.rows import leaves_row, own_rows, row_offset, steps_behind
+from scan.kernels.maps import numbers
+from scan.kernels.rows import leaves_row, own_rows, row_offset, steps_behind, unaligned
 from scan.kernels.tiles import (
     exponentials,
     leave_tile,
@@ -61,6 +64,10 @@ def scan_rows(
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
     AHEAD: tl.constexpr = CHANNELS_LAST and STAGES == 2
+    # Channels of 16 bits run ahead in shared memory, all steps of a tile at once: a thread's share of one is too narrow.
+    AT_ONCE: tl.constexpr = CHANNELS_LAST and STAGES > 2 and states_ptr.dtype.element_ty.primitive_bitwidth == 16
+    # Groups lie along this axis, rows along the other: threads that are neighbours hold what is in memory.
+    AXIS: tl.constexpr = 0 if CHANNELS_LAST else 1
     # Tiles in which no sequence begins or ends need no resets. (Backward would need too many registers for both.)
     QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
     # Gates of groups outside the row, which pass on a state that comes in, or one that is wanted after the row.
@@ -73,11 +80,11 @@ def scan_rows(
     if WINDOW > 0:
         block, first_tile = take_ticket(exchange_ptr, tiles)
         last_tile = first_tile + 1
-    b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
+    b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS, 1 - AXIS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
     tokens_base = row_offset(b, c, row, tokens_b, tokens_c, FLAT, CHANNELS_LAST and TOKENS_VECTOR)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, CHANNELS_LAST and STATES_VECTOR)
-    group = tl.arange(0, N)[None, :].to(TIME)
+    group = numbers(N, AXIS).to(TIME)
     if DESCENDING:
         group = N - 1 - group
     used = T
@@ -93,11 +100,15 @@ def scan_rows(
             steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V),
             steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V),
         )
-    first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
+    first_step = group * V - phase  # of each group of the first tile: [R, N], or one for all rows that begin alike
     gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST)
     tokens_row = place(tokens_ptr, tokens_base, tokens_t, group, phase, V, TOKENS_VECTOR and not CHANNELS_LAST)
-    states_row = place(states_ptr, states_base, states_t, group, phase, V, STATES_VECTOR and not CHANNELS_LAST)
-    carry = tl.zeros([R, 1], STATE)
+    stored_base = unaligned(states_base, T) if AT_ONCE else states_base
+    states_row = place(states_ptr, stored_base, states_t, group, phase, V, STATES_VECTOR and not CHANNELS_LAST)
+    if AT_ONCE:
+        gates_block = place_block(gates_ptr, gates_base, gates_t, group, 0, V)
+        tokens_block = place_block(tokens_ptr, tokens_base, tokens_t, group, 0, V)
+    carry = tl.zeros(rows.shape, STATE)
     if initial_ptr is not None:
         if not PACKED:
             carry = tl.load(initial_ptr + row, mask=rows, other=0.0).to(STATE)
@@ -125,6 +136,9 @@ def scan_rows(
             place_ahead = tile_place(tile + 1, tiles, first_step, T, rows, spare, BLOCK, DESCENDING)
             g_ahead = load_raw(gates_row, place_ahead, 0.0 if LOG else 1.0, V, WHOLE, DESCENDING)
             x_ahead = load_raw(tokens_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
+        elif AT_ONCE:
+            g = load_block(gates_block, start, T, rows, 0.0 if LOG else 1.0, V, WHOLE, DESCENDING, STATE)
+            x = load_block(tokens_block, start, T, rows, 0.0, V, WHOLE, DESCENDING, STATE)
         else:
             g = load_columns(
                 gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
@@ -152,12 +166,12 @@ def scan_rows(
                         s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
                         begin = tl.load(initial_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0).to(STATE)
                         before = before + (begin,)
-                states = scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V, WINDOW)
+                states = scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V, WINDOW, AXIS)
             else:
-                states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED)
+                states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED, AXIS)
         else:
-            states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED)
-        carry = leave_tile(states[V - 1], carry, T - start + phase, V, DESCENDING)
+            states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED, AXIS)
+        carry = leave_tile(states[V - 1], carry, T - start + phase, V, DESCENDING, AXIS)
         if PACKED:
             if broken | (start + BLOCK > used):
                 states = blank_columns(states, position, used, broken, V, DESCENDING)
@@ -198,6 +212,10 @@ def scan_rows_backward(
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
     AHEAD: tl.constexpr = CHANNELS_LAST and STAGES == 2
+    # Channels of 16 bits run ahead in shared memory, all steps of a tile at once: a thread's share of one is too narrow.
+    AT_ONCE: tl.constexpr = CHANNELS_LAST and STAGES > 2 and states_ptr.dtype.element_ty.primitive_bitwidth == 16
+    # Groups lie along this axis, rows along the other: threads that are neighbours hold what is in memory.
+    AXIS: tl.constexpr = 0 if CHANNELS_LAST else 1
     # Gates of groups outside the row, which pass on a state that comes in, or one that is wanted after the row.
     ENTERS: tl.constexpr = d_final_ptr is not None and (DESCENDING or LINE > 1)
     LEAVES: tl.constexpr = d_initial_ptr is not None and DESCENDING and LINE > 1
@@ -208,13 +226,15 @@ def scan_rows_backward(
     if WINDOW > 0:
         block, first_tile = take_ticket(exchange_ptr, tiles)
         last_tile = first_tile + 1
-    b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS)
+    b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS, 1 - AXIS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, CHANNELS_LAST and STATES_VECTOR)
     d_states_base = row_offset(b, c, row, d_states_b, d_states_c, FLAT, CHANNELS_LAST and D_STATES_VECTOR)
     d_gates_base = row_offset(b, c, row, d_gates_b, d_gates_c, FLAT, CHANNELS_LAST and D_GATES_VECTOR)
     d_tokens_base = row_offset(b, c, row, d_tokens_b, d_tokens_c, FLAT, CHANNELS_LAST and D_TOKENS_VECTOR)
-    group = tl.arange(0, N)[None, :].to(TIME)
+    if AT_ONCE:
+        d_gates_base, d_tokens_base = unaligned(d_gates_base, T), unaligned(d_tokens_base, T)
+    group = numbers(N, AXIS).to(TIME)
     if DESCENDING:
         group = N - 1 - group
     used = T
@@ -231,7 +251,7 @@ def scan_rows_backward(
             spare = tl.minimum(spare, steps_behind(states_base, rows, states_b, states_c, C, n_rows, V))
         if d_states_ptr is not None:
             spare = tl.minimum(spare, steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V))
-    first_step = group * V - phase  # of each group of the first tile: [R, N], or [1, N] where all rows begin alike
+    first_step = group * V - phase  # of each group of the first tile: [R, N], or one for all rows that begin alike
     gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST)
     if d_states_ptr is not None:
         d_states_row = place(
@@ -246,7 +266,14 @@ def scan_rows_backward(
         d_tokens_row = place(
             d_tokens_ptr, d_tokens_base, d_tokens_t, group, phase, V, D_TOKENS_VECTOR and not CHANNELS_LAST
         )
-    carry = tl.zeros([R, 1], STATE)
+    if AT_ONCE:
+        gates_block = place_block(gates_ptr, gates_base, gates_t, group, 0, V)
+        if d_states_ptr is not None:
+            d_states_block = place_block(d_states_ptr, d_states_base, d_states_t, group, 0, V)
+        if d_gates_ptr is not None:
+            # Of each step the state before it.
+            before_block = place_block(states_ptr, states_base, states_t, group, -1 if DESCENDING else 1, V)
+    carry = tl.zeros(rows.shape, STATE)
     if d_final_ptr is not None:
         if not PACKED:
             carry = tl.load(d_final_ptr + row, mask=rows, other=0.0).to(STATE)
@@ -287,11 +314,20 @@ def scan_rows_backward(
                 d_ahead = load_raw(d_states_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
             else:
                 for k in tl.static_range(V):
-                    d = d + (tl.zeros([R, N], STATE),)
+                    d = d + (tl.zeros(g[k].shape, STATE),)
             if d_gates_ptr is not None:
                 h, h_before = in_state_dtype(h_ahead, V, STATE), h_before_ahead.to(STATE)
                 h_ahead = load_raw(states_row, place_ahead, 0.0, V, WHOLE, DESCENDING)
                 h_before_ahead = load_neighbour(before_row, place_ahead, states_t, V, DESCENDING)
+        elif AT_ONCE:
+            g, d, h = load_block(gates_block, start, T, rows, 0.0 if LOG else 1.0, V, WHOLE, DESCENDING, STATE), (), ()
+            if d_states_ptr is not None:
+                d = load_block(d_states_block, start, T, rows, 0.0, V, WHOLE, DESCENDING, STATE)
+            else:
+                for k in tl.static_range(V):
+                    d = d + (tl.zeros(g[k].shape, STATE),)
+            if d_gates_ptr is not None:
+                h = load_block(before_block, start, T, rows, 0.0, V, False, DESCENDING, STATE)
         else:
             g = load_columns(
                 gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
@@ -305,7 +341,7 @@ def scan_rows_backward(
             else:
                 d = ()
                 for k in tl.static_range(V):
-                    d = d + (tl.zeros([R, N], STATE),)
+                    d = d + (tl.zeros(g[k].shape, STATE),)
             h = ()
             if d_gates_ptr is not None:
                 h = load_columns(
@@ -322,7 +358,8 @@ def scan_rows_backward(
                     h = own_columns(states_row, where, h, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
         g = exponentials(g, V, LOG)
         if d_gates_ptr is not None:
-            h = h + (h_before,)
+            # From here on h[k + 1] is the state before step k, and h[0] is not used.
+            h = (h[0],) + h if AT_ONCE else h + (h_before,)
             if initial_ptr is not None:
                 if not PACKED:
                     with_initial = (h[0],)
@@ -342,11 +379,13 @@ def scan_rows_backward(
                     s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
                     d_final = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0)
                     begin = begin + (d[k] + d_final.to(STATE),)
-            d_tokens, u = scan_packed_tile_backward(g, d, carry, exchange, first_bits, first, begin, V, WINDOW)
+            d_tokens, u = scan_packed_tile_backward(
+                g, d, carry, exchange, first_bits, first, begin, V, WINDOW, AXIS
+            )
             if d_gates_ptr is not None:
                 alone = (h[0],)
                 for k in tl.static_range(V):
-                    start_state = tl.zeros([R, N], STATE)
+                    start_state = tl.zeros(d[k].shape, STATE)
                     if initial_ptr is not None:
                         step = position + (V - 1 - k if DESCENDING else k)
                         s = tl.load(sequence_ptr + step, mask=last[k], other=0).to(tl.int64)
@@ -354,8 +393,8 @@ def scan_rows_backward(
                     alone = alone + (tl.where(last[k], start_state, h[k + 1]),)
                 h = alone
         else:
-            d_tokens, u = scan_tile_backward(g, d, carry, exchange, V, WINDOW)
-        carry = leave_tile(u, carry, T - start + phase, V, DESCENDING)
+            d_tokens, u = scan_tile_backward(g, d, carry, exchange, V, WINDOW, AXIS)
+        carry = leave_tile(u, carry, T - start + phase, V, DESCENDING, AXIS)
         d_gates = ()
         if d_gates_ptr is not None:
             for k in tl.static_range(V):

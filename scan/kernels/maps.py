@@ -42,13 +42,21 @@ def compose_resets_both(gate_l, state_l, gate_le, state_le, gate_r, state_r, gat
 
 
 @triton.jit
-def last_of(value):
-    """The last column of `[R, N]`, as `[R, 1]`."""
-    R: tl.constexpr = value.shape[0]
-    N: tl.constexpr = value.shape[1]
-    column = tl.sum(tl.where(tl.arange(0, N)[None, :] == N - 1, value, 0.0), 1)
-    if R == 1:
-        # A scalar has no layout. In that of `[1, 1]` the compiler may scan once more, a whole tile in every thread.
-        return tl.full([1, 1], tl.sum(column, 0), value.dtype)
+def numbers(n: tl.constexpr, AXIS: tl.constexpr):
+    """0 to n - 1 along an axis of two."""
+    if AXIS == 0:
+        return tl.arange(0, n)[:, None]
     else:
-        return column[:, None]
+        return tl.arange(0, n)[None, :]
+
+
+@triton.jit
+def last_of(value, AXIS: tl.constexpr):
+    """The last number along an axis, which is kept: `[R, N]` to `[R, 1]`."""
+    N: tl.constexpr = value.shape[AXIS]
+    last = tl.sum(tl.where(numbers(N, AXIS) == N - 1, value, 0.0), AXIS)
+    if value.shape[1 - AXIS] == 1:
+        # A scalar has no layout. In that of `[1, 1]` the compiler may scan once more, a whole tile in every thread.
+        return tl.full([1, 1], tl.sum(last, 0), value.dtype)
+    else:
+        return tl.expand_dims(last, AXIS)

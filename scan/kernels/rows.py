@@ -3,11 +3,14 @@
 import triton
 import triton.language as tl
 
+from scan.kernels.maps import numbers
+
 
 @triton.jit
-def own_rows(block, C, n_rows, R: tl.constexpr, CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr):
-    """Batch entry, channel and number of each row of the block, and which of them exist: `[R, 1]`."""
-    i = tl.arange(0, R)[:, None].to(tl.int64)
+def own_rows(block, C, n_rows, R: tl.constexpr, CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr,
+             AXIS: tl.constexpr = 0):
+    """Batch entry, channel and number of each row of the block, and which of them exist: `[R, 1]`, or along AXIS 1."""
+    i = numbers(R, AXIS).to(tl.int64)
     if CHANNELS_LAST:
         blocks = tl.cdiv(C, R)
         b = (block // blocks).to(tl.int64)
@@ -20,7 +23,7 @@ def own_rows(block, C, n_rows, R: tl.constexpr, CHANNELS_LAST: tl.constexpr, EVE
         b = row // C
         c = row % C
     if EVEN_ROWS:
-        rows = tl.full([R, 1], 1, tl.int1)
+        rows = tl.full(i.shape, 1, tl.int1)
     return b, c, row, rows
 
 
@@ -33,6 +36,16 @@ def row_offset(b, c, row, b_stride, c_stride, FLAT: tl.constexpr, UNIT: tl.const
         return row * c_stride
     else:
         return b * b_stride + c * c_stride
+
+
+@triton.jit
+def unaligned(base, T):
+    """The same offset, but the compiler cannot see to what it is aligned.
+
+    For wider stores it would move what neighbouring threads hold into one, through shared memory: dearer than storing
+    single numbers, which a warp does side by side.
+    """
+    return base + tl.minimum(T, 0)
 
 
 @triton.jit

@@ -5,17 +5,19 @@ groups gives the state before each (Blelloch 1990, section 1.4: a recurrence is 
 each group runs the recurrence once more from there, in the order of the definition.
 
 Packed sequences are one line with resets. Where programs share a row (`exchange`), the carry is what they hand on.
+Groups lie along AXIS, rows along the other axis: `[R, N]` below is `[N, R]` where AXIS is 0, as for neighbouring channels.
 """
 
 import triton
 import triton.language as tl
 
 from scan.kernels.exchange import carry_in
-from scan.kernels.maps import compose_both, compose_resets_both, enter, last_of
+from scan.kernels.maps import compose_both, compose_resets_both, enter, last_of, numbers
 
 
 @triton.jit
-def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.constexpr, RESETS: tl.constexpr):
+def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.constexpr, RESETS: tl.constexpr,
+                 AXIS: tl.constexpr):
     """State before each group `[R, N]`, from the groups' maps and the state before the tile `[R, 1]`.
 
     RESETS: the tile has some; PACKED: others of its row may.
@@ -23,11 +25,12 @@ def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.
     one = tl.full(gate.shape, 1.0, gate.dtype)
     zero = tl.zeros(gate.shape, gate.dtype)
     if RESETS:
-        gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose_resets_both)
+        gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), AXIS, compose_resets_both)
     else:
-        gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), 1, compose_both)
+        gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), AXIS, compose_both)
     if WINDOW > 0:
-        carry = carry_in(last_of(gate_all), last_of(state_all), carry, exchange, WINDOW, PACKED)
+        gate_of, state_of = last_of(gate_all, AXIS), last_of(state_all, AXIS)
+        carry = carry_in(gate_of, state_of, carry, exchange, WINDOW, PACKED, AXIS)
     if RESETS:
         return enter(gate, state, carry)
     else:
@@ -35,17 +38,17 @@ def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.
 
 
 @triton.jit
-def leave_tile(value, carry, left, V: tl.constexpr, DESCENDING: tl.constexpr):
+def leave_tile(value, carry, left, V: tl.constexpr, DESCENDING: tl.constexpr, AXIS: tl.constexpr = 1):
     """The value after the last step of a tile, `[R, N]` to `[R, 1]`, where `left` steps are left of an ascending row.
 
     Taken from the group that holds that step: behind it the parallel scan rounds in another order. A row of which
     nothing is left keeps its `carry`.
     """
-    N: tl.constexpr = value.shape[1]
+    N: tl.constexpr = value.shape[AXIS]
     last = N - 1
     if not DESCENDING:
         last = tl.minimum(N - 1, (left - 1) // V)
-    left_over = tl.sum(tl.where(tl.arange(0, N)[None, :] == last, value, 0.0), 1)[:, None]
+    left_over = tl.expand_dims(tl.sum(tl.where(numbers(N, AXIS) == last, value, 0.0), AXIS), AXIS)
     if DESCENDING:
         return left_over
     else:
@@ -65,7 +68,8 @@ def exponentials(logs, V: tl.constexpr, LOG: tl.constexpr):
 
 
 @triton.jit
-def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr):
+def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr,
+              AXIS: tl.constexpr = 1):
     """States of a tile in scan order, from the state before it `[R, 1]`; the last column is those after each group."""
     state = x[0]
     if WINDOW > 0:
@@ -75,7 +79,7 @@ def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACK
     for k in tl.static_range(1, V):
         state = g[k] * state + x[k]
         gate = gate * g[k]
-    h = enter_groups(gate, state, carry, exchange, WINDOW, PACKED, False)
+    h = enter_groups(gate, state, carry, exchange, WINDOW, PACKED, False, AXIS)
     states = ()
     for k in tl.static_range(V):
         h = g[k] * h + x[k]
@@ -84,14 +88,15 @@ def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACK
 
 
 @triton.jit
-def scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V: tl.constexpr, WINDOW: tl.constexpr):
+def scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V: tl.constexpr, WINDOW: tl.constexpr,
+                     AXIS: tl.constexpr = 1):
     """`scan_tile` where sequences begin: `before` are the states before their `first` steps."""
     state = g[0] * (0.0 if before is None else tl.where(first[0], before[0], 0.0)) + x[0]
     gate = g[0]
     for k in tl.static_range(1, V):
         state = g[k] * tl.where(first[k], 0.0 if before is None else before[k], state) + x[k]
         gate = gate * g[k]
-    h = enter_groups(tl.where(first_bits != 0, float("nan"), gate), state, carry, exchange, WINDOW, True, True)
+    h = enter_groups(tl.where(first_bits != 0, float("nan"), gate), state, carry, exchange, WINDOW, True, True, AXIS)
     states = ()
     for k in tl.static_range(V):
         h = g[k] * tl.where(first[k], 0.0 if before is None else before[k], h) + x[k]
@@ -100,14 +105,14 @@ def scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V: tl.con
 
 
 @triton.jit
-def scan_tile_backward(g, d, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr):
+def scan_tile_backward(g, d, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, AXIS: tl.constexpr = 1):
     """Gradients of tokens of a tile in scan order, and what flows out of each group, from what flows into the tile."""
     gate = g[0]
     d_x = d[0]
     for k in tl.static_range(1, V):
         d_x = g[k - 1] * d_x + d[k]
         gate = gate * g[k]
-    u = enter_groups(gate, g[V - 1] * d_x, carry, exchange, WINDOW, False, False)
+    u = enter_groups(gate, g[V - 1] * d_x, carry, exchange, WINDOW, False, False, AXIS)
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = u + d[k]
@@ -117,7 +122,8 @@ def scan_tile_backward(g, d, carry, exchange, V: tl.constexpr, WINDOW: tl.conste
 
 
 @triton.jit
-def scan_packed_tile_backward(g, d, carry, exchange, first_bits, first, begin, V: tl.constexpr, WINDOW: tl.constexpr):
+def scan_packed_tile_backward(g, d, carry, exchange, first_bits, first, begin, V: tl.constexpr, WINDOW: tl.constexpr,
+                              AXIS: tl.constexpr = 1):
     """`scan_tile_backward` where sequences are entered: `begin` are the gradients at their `first` steps."""
     gate = g[0]
     d_x = begin[0]
@@ -125,7 +131,7 @@ def scan_packed_tile_backward(g, d, carry, exchange, first_bits, first, begin, V
         d_x = tl.where(first[k], begin[k], g[k - 1] * d_x + d[k])
         gate = gate * g[k]
     mark = tl.where(first_bits != 0, float("nan"), gate)
-    u = enter_groups(mark, g[V - 1] * d_x, carry, exchange, WINDOW, True, True)
+    u = enter_groups(mark, g[V - 1] * d_x, carry, exchange, WINDOW, True, True, AXIS)
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = tl.where(first[k], begin[k], u + d[k])

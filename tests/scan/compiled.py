@@ -15,6 +15,12 @@ TARGETS = {
     "sm_80": ("cuda", 80, 32), "sm_86": ("cuda", 86, 32), "sm_89": ("cuda", 89, 32), "sm_90": ("cuda", 90, 32),
     "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64),
 }  # fmt: skip
+# Bytes of shared memory that a program may have (CUDA C++ Programming Guide 13.0, table "Technical Specifications per
+# Compute Capability"; of AMD's MI300 all 64 KiB).
+SHARED = {
+    "sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024,
+    "gfx942": 64 * 1024,
+}  # fmt: skip
 
 
 class Code(NamedTuple):
@@ -26,6 +32,7 @@ class Code(NamedTuple):
     spilled: int  # bytes of memory for what found no register
     scans: int  # parallel scans, whatever they become
     warps: int
+    shared: int  # bytes of shared memory
     amd: bool
 
     def count(self, pattern: str) -> int:
@@ -66,10 +73,17 @@ class Code(NamedTuple):
 class _Driver:
     """Stands in for a GPU that is not there: says for what to compile."""
 
-    def __init__(self, number: int, target: tuple[Any, ...]) -> None:
+    def __init__(self, number: int, target: tuple[Any, ...], shared: int) -> None:
         from triton.backends.compiler import GPUTarget
 
-        self.number, self.target = number, GPUTarget(*target)
+        self.number, self.target, self.shared = number, GPUTarget(*target), shared
+
+    @property
+    def utils(self) -> _Driver:
+        return self
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": self.shared}
 
     def get_current_target(self) -> Any:
         return self.target
@@ -98,7 +112,7 @@ def compiling(target: str) -> Iterator[list[Any]]:
     hip, torch.version.hip = torch.version.hip, "there" if TARGETS[target][0] == "hip" else None
     # Nothing reads what is not launched: memory that no one touches costs nothing, however many rows it has.
     torch.utils.deterministic.fill_uninitialized_memory = False
-    driver.set_active(_Driver(1000 + list(TARGETS).index(target), TARGETS[target]))
+    driver.set_active(_Driver(1000 + list(TARGETS).index(target), TARGETS[target], SHARED[target]))
     JITFunction.run = compile_only
     try:
         yield launched
@@ -116,16 +130,17 @@ def code_of(target: str, call: Callable[[], object]) -> list[Code]:
 
 
 def _code(kernel: Any) -> Code:
-    name, warps = kernel.metadata.name, kernel.metadata.num_warps
+    name, warps, shared = kernel.metadata.name, kernel.metadata.num_warps, kernel.metadata.shared
     scans = kernel.asm["ttgir"].count('"tt.scan"')
     if "ptx" not in kernel.asm:
         text = kernel.asm["amdgcn"]
         (registers,) = re.findall(r"\.vgpr_count: +(\d+)", text)
         # Scalar registers are spilled to lanes of vector registers, which is no memory.
         (spilled,) = re.findall(r"\.private_segment_fixed_size: +(\d+)", text)
-        return Code(name, text, int(registers), int(spilled), scans, warps, True)
+        return Code(name, text, int(registers), int(spilled), scans, warps, shared, True)
     usage = _resources(kernel.asm["cubin"])
-    return Code(name, kernel.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], scans, warps, False)
+    spilled = usage["STACK"] + usage["LOCAL"]
+    return Code(name, kernel.asm["ptx"], usage["REG"], spilled, scans, warps, shared, False)
 
 
 def _resources(cubin: bytes) -> dict[str, int]:

@@ -14,6 +14,7 @@ import torch
 
 from scan import launch, tuning
 from tests.scan.cases import NAMES
+from tests.scan.compiled import SHARED as SHARED_BYTES
 from tests.scan.compiled import TARGETS, Code, code_of
 
 triton = pytest.importorskip("triton", reason="compiles Triton's kernels")
@@ -31,6 +32,8 @@ REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
 SPILLED_ELSEWHERE = 8
 # The same, a few times over, where tuning holds a thread to fewer registers than ptxas would take.
 SPILLED_CAPPED = 40
+# The same where programs share channels, beside the exchange; and of resets, where a thread holds 64 steps.
+SPILLED_SHARED, SPILLED_RESETS = 24, 80
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
 SPILLED_THIN = 8192
 # Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: where they
@@ -41,7 +44,7 @@ TWICE = {tuning.Tile(1, 32, 8, 1), tuning.Tile(1, 64, 8, 1), tuning.Tile(1, 256,
 # Batch entries and channels: rows enough that no program shares one with others, and few.
 ENOUGH, FEW_ROWS = (2, 192), (4, 2)
 # The same of channels, for each of their tables; those of an odd number begin anywhere.
-MANY, SOME, FEW_CHANNELS, ODD = (128, 64), (32, 64), (4, 64), (128, 65)
+MANY, WIDE, SOME, FEW_CHANNELS, ODD = (128, 64), (64, 128), (32, 64), (4, 64), (128, 65)
 
 
 class Kernel(NamedTuple):
@@ -55,6 +58,7 @@ class Kernel(NamedTuple):
     reverse: bool = False
     final: bool = False
     rows: tuple[int, int] = ENOUGH
+    fitted: tuning.Tile | None = None
 
     def __str__(self) -> str:
         words = [self.name, NAMES[self.dtype], f"T{self.T}", "last" if self.dim == -2 else "first"]
@@ -79,6 +83,8 @@ class Kernel(NamedTuple):
 
     @property
     def tile(self) -> tuning.Tile:
+        if self.fitted is not None:
+            return self.fitted
         B, C = self.rows
         itemsize, known = self.dtype.itemsize, {"backward": self.name == "backward", "n_rows": B * C}
         if self.dim == -2:
@@ -98,6 +104,15 @@ class Kernel(NamedTuple):
     def even(self) -> bool:
         """Whether rows begin and end with groups; those of channels do."""
         return self.dim == -2 or self.T % self.tile.width == 0
+
+    def on(self, target: str) -> Kernel:
+        """The kernel with the tile that shared memory leaves it on a target."""
+        return self._replace(fitted=tuning.fitted(self.tile, self.inputs * self.dtype.itemsize, SHARED_BYTES[target]))
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all steps of a tile of channels are one load."""
+        return self.dim == -2 and self.dtype.itemsize == 2 and self.tile.stages > 2
 
     def channels(self, target: str) -> int:
         """How many neighbouring ones a thread may hold: 16 bytes of them, where those of a step are whole vectors."""
@@ -187,6 +202,10 @@ class Kernel(NamedTuple):
         """Bytes that may be spilled."""
         if target.startswith("gfx"):
             return SPILLED_THIN if OLD and self.tile.stages > 1 and self.is_thin(target) else 0
+        if self.dim == -2 and self.tile.window:
+            return SPILLED_SHARED
+        if self.at_once and self.sequences:
+            return SPILLED_RESETS
         if self.tile.registers is not None and target != "sm_90":
             return SPILLED_CAPPED
         if self.tile.window and self.sequences and not self.even:
@@ -216,7 +235,8 @@ ONE = _kernels([2**power - step for power in range(7, 17) for step in (0, 1)] + 
 PACKED = _kernels((511, 512), 2) + _kernels((4095, 4096), 64) + _kernels((65_535, 65_536), 1)
 SHARED = _kernels((32_767, 32_768, 32_772), 0, 2, rows=FEW_ROWS)
 LAST = [k for rows in (MANY, SOME, FEW_CHANNELS, ODD) for k in _kernels((512,), dim=-2, rows=rows)]
-LAST += _kernels((4096,), dim=-2, rows=MANY)
+LAST += _kernels((4096, 8192), dim=-2, rows=MANY) + _kernels((4096,), dim=-2, rows=WIDE)
+LAST_SHARED = _kernels((4096, 32_768), 0, 2, dim=-2, rows=FEW_CHANNELS)
 LAST_PACKED = [k for rows in (MANY, SOME, FEW_CHANNELS) for k in _kernels((512,), 2, dim=-2, rows=rows)]
 LAST_SHORT = _kernels((2, 16, 32, 64), dim=-2, rows=MANY)
 SHORT = _kernels((127, 256, 1024))
@@ -228,9 +248,11 @@ ELSEWHERE = tuple(t for t in TARGETS if t != "sm_90")
 
 def _check(target: str, kernel: Kernel) -> Code:
     """What holds for every kernel."""
-    code, tile = kernel.code(target), kernel.tile
+    code, kernel = kernel.code(target), kernel.on(target)
+    tile = kernel.tile
     assert code.name == kernel.name and code.warps == tile.num_warps
     assert code.spilled <= kernel.spilled(target)
+    assert code.shared <= SHARED_BYTES[target]
     assert code.doubles == 0, "arithmetic is in float32"
     if code.amd:
         if not kernel.is_thin(target):
@@ -284,23 +306,39 @@ def test_channels_last(target: str, kernel: Kernel) -> None:
     _check_last(target, kernel)
 
 
+@_everywhere(LAST_SHARED, ("sm_90",))
+def test_channels_shared_by_programs(target: str, kernel: Kernel) -> None:
+    assert kernel.tile.window
+    code = _check(target, kernel)
+    # The ticket, and two numbers from each tile or window.
+    assert code.count(r"atom\.global[\w.:]*\.add") == 1 and code.count(r"atom\.global[\w.:]*\.or\.b64") >= 4
+
+
 @_everywhere(LAST, ELSEWHERE)
 def test_channels_last_elsewhere(target: str, kernel: Kernel) -> None:
     _check_last(target, kernel)
 
 
 def _check_last(target: str, kernel: Kernel) -> None:
-    code, tile = _check(target, kernel), kernel.tile
+    code, kernel = _check(target, kernel), kernel.on(target)
+    tile = kernel.tile
     # A step of a group moves as vectors of as many channels as a thread holds side by side, and nothing moves twice but
     # for what is loaded ahead.
-    vectors = tile.width * kernel.pairs(target) // kernel.channels(target)
+    steps = tile.width * kernel.pairs(target)
+    vectors = steps // kernel.channels(target)
+    copies = tile.stages if code.amd and tile.stages > 2 else 1
+    if kernel.at_once:
+        # All steps of a tile are loaded as vectors of 16 bytes, as often as there are stages. Stores are narrow.
+        assert code.wide_loads == kernel.inputs * steps // 8 * tile.stages
+        assert code.stores == kernel.outputs * steps * copies
+        return
     loads = kernel.inputs * vectors * tile.stages
     assert code.loads >= loads if kernel.sequences else code.loads == loads
-    assert code.stores == kernel.outputs * vectors * (tile.stages if code.amd and tile.stages > 2 else 1)
+    assert code.stores == kernel.outputs * vectors * copies
 
 
 def test_every_configuration_is_compiled() -> None:
-    compiled = {(k.name, k.dtype, k.tile) for k in ONE + PACKED + SHARED + LAST + LAST_SHORT}
+    compiled = {(k.name, k.dtype, k.tile) for k in ONE + PACKED + SHARED + LAST + LAST_SHARED + LAST_SHORT}
     lengths = sorted({2**power + step for power in range(4, 22) for step in (-8, -1, 0, 1, 8)})
     chosen = {
         (name, dtype, Kernel(name, T, dtype, sequences=n, rows=rows).tile)
@@ -310,7 +348,7 @@ def test_every_configuration_is_compiled() -> None:
     chosen |= {
         (name, dtype, Kernel(name, T, dtype, -2, rows=rows).tile)
         for T, name, dtype in itertools.product([1, *lengths], KERNELS, DTYPES)
-        for rows in (MANY, SOME, FEW_CHANNELS, ODD)
+        for rows in (MANY, WIDE, SOME, FEW_CHANNELS, ODD)
     }
     assert chosen - compiled == set()
 
