@@ -10,13 +10,12 @@ beforehand, so that a read of what nobody wrote shows. All outputs are compared 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,33 +23,13 @@ from torch import Tensor
 from scan import launch, tuning
 from tests.conftest import INTERPRETING, ON_GPU
 from tests.scan.budget import assert_within, expected
-from tests.scan.cases import DTYPES, Case, Inputs, draw
-from tests.scan.runs import Outputs, run_implementation
-from tests.scan.tilings import tiles_chosen_by
+from tests.scan.calls import Call, answers, draw_all
+from tests.scan.cases import DTYPES, Case, Inputs
+from tests.scan.runs import Outputs
 
 ON = torch.device("cuda" if ON_GPU else "cpu")
 _F16, _BF16, _F32, _F64 = DTYPES
 _C64, _C128 = torch.complex64, torch.complex128
-
-
-class Call(NamedTuple):
-    """A forward and a backward."""
-
-    case: Case
-    tile: tuning.Tile | None = None  # instead of the one that tuning chooses
-    both: bool = False  # this case and the same in reverse, at once
-    needs: tuple[bool, bool, bool] = (True, True, True)
-    final: bool = True  # whether the final state is wanted
-    offsets: tuple[int, ...] | None = None  # invalid ones: everything becomes NaN
-
-    def __str__(self) -> str:
-        words = [str(self.case)]
-        words += [] if self.tile is None else [f"tile{'x'.join(map(str, self.tile[:3]))}window{self.tile.window}"]
-        words += ["both"] if self.both else []
-        words += [] if all(self.needs) else [f"needs{''.join(str(int(need)) for need in self.needs)}"]
-        words += [] if self.final else ["no_final"]
-        words += [] if self.offsets is None else [f"invalid{list(self.offsets)}"]
-        return "-".join(words)
 
 
 def _plain() -> Iterator[Case]:
@@ -145,36 +124,8 @@ CALLS = [
 
 def launched(call: Call, device: torch.device) -> Iterator[tuple[Case, Inputs, Outputs]]:
     """What a call was asked and what came out, of one direction or of both."""
-    case, plans = call.case, {}
-    if call.offsets is not None:
-        case = dataclasses.replace(case, lengths=(0,) * (len(call.offsets) - 1))
-    cases = [case, dataclasses.replace(case, reverse=True)] if call.both else [case]
-    inputs = [draw(each, device) for each in cases]
-    if call.offsets is not None:
-        inputs[0].cu_seqlens = torch.tensor(call.offsets, device=device)
-    chosen = (tuning.time_contiguous, tuning.channels_last) if call.tile is None else (lambda *_, **__: call.tile,) * 2
-    with tiles_chosen_by(*chosen, plans):
-        if call.both:
-            outputs = _both(case, *inputs)
-        else:
-            outputs = [run_implementation(launch, case, inputs[0], call.needs, call.final)]
-    return zip(cases, inputs, outputs, strict=True)
-
-
-def _both(case: Case, ahead: Inputs, back: Inputs) -> list[Outputs]:
-    """`run_implementation` of a case and of the same in reverse, at once."""
-    branches, needs = (ahead, back), (True, True, ahead.initial_state is not None)
-    *states, final, final_back = launch.forward_both(
-        *((i.gates, i.tokens, i.initial_state) for i in branches), ahead.cu_seqlens, case.dim, case.log, True
-    )
-    gradients = launch.backward_both(
-        *((i.gates, h, i.initial_state, i.d_states, i.d_final_state) for i, h in zip(branches, states, strict=True)),
-        ahead.cu_seqlens, case.dtype, case.dim, case.log, (needs, needs),
-    )  # fmt: skip
-    return [
-        {"states": h, "final_state": end, "d_gates": d[0], "d_tokens": d[1], "d_initial_state": d[2]}
-        for h, end, d in zip(states, (final, final_back), gradients, strict=True)
-    ]
+    asked = draw_all(call, device)
+    return zip(call.cases, asked, answers(call, asked, {}), strict=True)
 
 
 def check(call: Call, device: torch.device) -> None:
