@@ -9,12 +9,24 @@ A row of T steps is ceil(T / width) groups of 16 bytes each. Tried are, for time
 - stages: 1 where one tile holds a row, 1 and 3 where up to four do, else 3; where rows are packed 3, and where they end
   within a tile also 4 for one warp.
 
+For rows so few and long that programs share them, a tile a program: 128 to 1024 groups, num_warps 2 to 16, such that a
+thread holds 1 to 8 groups; where it holds 8 also with at most 128 registers a thread.
+
+For channels last, tiles of which a thread holds 16 or 32 elements, in groups of 8 or 16 steps:
+
+- rows: 16 to 64 channels, of 64 bytes at least; where there are fewer channels than 8192, 8 to 32 of 16 bytes at least;
+- steps: 64, 128 and 256; where there are fewer channels, 128 and 256;
+- num_warps: 4 and 8;
+- stages: 1; 2, which loads ahead into registers, where a thread's elements are 64 bytes at most; 3 for fewer channels
+  in tiles of 256 steps.
+
 And whatever scan/tuning.py chooses now, with which each of the others is compared.
 """
 
 from __future__ import annotations
 
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 from experiments.config import Case
@@ -27,23 +39,54 @@ _GROUPS_OF_A_PART, _GROUPS_OF_A_CUT_PART = (128, 1024), (64, 512)
 _MOST_STEPS_OF_ROWS = 2048
 _GROUPS_OF_A_THREAD = (1, 2, 4)
 _FEW_TILES = 4
+_MANY_CHANNELS = 8192
+_MANY_ROWS = 12288
 
 
 def launch_shape(case: Case) -> dict[str, Any]:
     """What decides the launch of a case beside its T and the size of its elements."""
-    n_sequences = len(case.sequence_lengths)
-    return {"backward": case.mode == "backward", "packed": bool(case.lengths), "n_sequences": n_sequences}
+    return {
+        "backward": case.mode == "backward",
+        "packed": bool(case.lengths),
+        "n_sequences": len(case.sequence_lengths),
+        "n_rows": case.B * case.C,
+        "channels": case.C if case.dim == -2 else None,
+    }
 
 
-def present(T: int, itemsize: int, *, backward: bool, packed: bool, n_sequences: int = 1) -> Tile:
-    """What scan/tuning.py chooses."""
-    return tuning.time_contiguous(T, itemsize, backward=backward, packed=packed, n_sequences=n_sequences)
+def present(
+    T: int,
+    itemsize: int,
+    *,
+    backward: bool,
+    packed: bool,
+    n_sequences: int = 1,
+    n_rows: int = _MANY_ROWS,
+    channels: int | None = None,
+    chooser: ModuleType = tuning,
+) -> Tile:
+    """What scan/tuning.py, or another `chooser` like it, chooses; `channels` of a batch entry where those are last."""
+    if channels is not None:
+        return chooser.channels_last(T, channels, itemsize, backward=backward, n_rows=n_rows)
+    return chooser.time_contiguous(
+        T, itemsize, backward=backward, packed=packed, n_sequences=n_sequences, n_rows=n_rows
+    )
 
 
-def candidates(T: int, itemsize: int, *, backward: bool, packed: bool, n_sequences: int = 1) -> list[Tile]:
-    """The tiles to be tried, without the present one."""
+def candidates(T: int, itemsize: int, *, packed: bool, channels: int | None = None, **shape: Any) -> list[Tile]:
+    """The tiles to be tried, without the present one; the arguments are those of `present`."""
+    chosen = present(T, itemsize, packed=packed, channels=channels, **shape)
+    if channels is not None:
+        found = _channels_last(itemsize, shape["n_rows"] < _MANY_CHANNELS)
+    elif chosen.window:
+        found = _shared(itemsize, chosen.window)
+    else:
+        found = _time_contiguous(T, itemsize, packed)
+    return [tile for tile in found if tile != chosen]
+
+
+def _time_contiguous(T: int, itemsize: int, packed: bool) -> list[Tile]:
     width = max(1, 16 // itemsize)
-    chosen = present(T, itemsize, backward=backward, packed=packed, n_sequences=n_sequences)
     found = []
     for groups, rows, num_warps in product(GROUPS, (1, 2, 4, 8), WARPS):
         tile = groups * width
@@ -62,7 +105,32 @@ def candidates(T: int, itemsize: int, *, backward: bool, packed: bool, n_sequenc
         else:
             stages = (1, 3) if T <= _FEW_TILES * tile else (3,)
         found += [Tile(rows, groups, width, num_warps, each) for each in stages]
-    return [tile for tile in found if tile != chosen]
+    return found
+
+
+def _shared(itemsize: int, window: int) -> list[Tile]:
+    found, width = [], 16 // itemsize
+    for groups, num_warps in product((128, 256, 512, 1024), (2, 4, 8, 16)):
+        each = groups // (32 * num_warps)
+        if groups * width <= tuning.LARGEST_TILE and each in (1, 2, 4, 8):
+            for registers in (None, 128) if each == 8 else (None,):
+                found.append(Tile(1, groups, width, num_warps, registers=registers, window=window))
+    return found
+
+
+def _channels_last(itemsize: int, fewer: bool) -> list[Tile]:
+    rows_tried, steps_tried, least_bytes = (
+        ((8, 16, 32), (128, 256), 16) if fewer else ((16, 32, 64), (64, 128, 256), 64)
+    )
+    found = []
+    for rows, steps, num_warps, width in product(rows_tried, steps_tried, (4, 8), (8, 16)):
+        elements = rows * steps // (32 * num_warps)
+        if rows * itemsize < least_bytes or elements not in (16, 32):
+            continue
+        ahead = (2,) if elements * itemsize <= 64 else ()
+        pipelined = (3,) if fewer and steps == 256 else ()
+        found += [Tile(rows, steps // width, width, num_warps, stages) for stages in (1, *ahead, *pipelined)]
+    return found
 
 
 def words(tile: Tile) -> str:

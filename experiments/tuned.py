@@ -1,28 +1,33 @@
 """`python -m experiments.tuned [outputs]`: the tables of scan/tuning.py as the records of `experiment=tuning` have it.
 
-Printed is what can be pasted over the tables there, comments and all; what changes and why goes to the error output. An
-entry changes only where a candidate is faster than the present choice beyond doubt: both take turns, and the 95 %
-interval of the ratio of their times lies below 1; over several cases of an entry, in the geometric mean. So noise
-changes no table.
+Printed is what can be pasted over the tables there, comments and all, letter by letter where nothing changes; what
+changes and why goes to the error output. An entry changes only where a candidate is faster than the present choice
+beyond doubt: both take turns, and the 95 % interval of the ratio of their times lies below 1; over several cases of an
+entry, in the geometric mean. So noise changes no table.
 """
 
 import argparse
+import ast
+import functools
+import importlib.util
 import math
-import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from experiments.config import ConfigError, parse_lengths
+from experiments.candidates import launch_shape, present
+from experiments.config import Case, ConfigError
 from experiments.hardware import ROOT
 from experiments.records import load, median_interval
 from scan import tuning
+from scan.tuning import Tile
 
-Config = tuple[int, int, int, int]
-"""rows, groups, num_warps, stages"""
+Config = tuple[int, int, int, int] | Tile
+"""What an entry holds: rows, groups, num_warps and stages, or all of a tile."""
 Place = tuple[str, int, int]
 """a table of scan/tuning.py, the size of an element, the number of an entry"""
 Record = Mapping[str, Any]
@@ -36,9 +41,18 @@ TABLES = {
     "_RAGGED_BACKWARD": "backward, {} bytes, ends within a tile, T",
     "_PACKED_FORWARD": "forward, {} bytes, packed, mean length",
     "_PACKED_BACKWARD": "backward, {} bytes, packed, mean length",
+    "_SPLIT_FORWARD": "forward, {} bytes, few long rows",
+    "_SPLIT_BACKWARD": "backward, {} bytes, few long rows",
+    "_SPLIT_RAGGED_FORWARD": "forward, {} bytes, few long rows that end within a tile or are packed",
+    "_SPLIT_RAGGED_BACKWARD": "backward, {} bytes, few long rows that end within a tile or are packed",
+    "_LAST_FORWARD": "forward, {} bytes, channels last, T",
+    "_LAST_BACKWARD": "backward, {} bytes, channels last, T",
+    "_LAST_SOME_FORWARD": "forward, {} bytes, channels last, some",
+    "_LAST_SOME_BACKWARD": "backward, {} bytes, channels last, some",
+    "_LAST_FEW": "{} bytes, channels last, few",
+    "_LAST_ODD_FORWARD": "forward, {} bytes, channels last that begin anywhere",
+    "_LAST_ODD_BACKWARD": "backward, {} bytes, channels last that begin anywhere",
 }
-# Rows of packed sequences that are no longer than this have no tables of their own, and are not asked.
-SHORT_PACKED = 512
 WIDTH = 120
 
 
@@ -53,8 +67,8 @@ class Decision:
 def decide(entry: str, present: Config, records: Sequence[Record]) -> Decision:
     """The fastest candidate that is right in every case of an entry, if that is faster than the present choice."""
     if not records:
-        return Decision(present, f"{entry}: {present} stays, because nothing was measured")
-    ratios = [_ratios(record) for record in records]
+        return Decision(present, f"{entry}: {as_python(present)} stays, because nothing was measured")
+    ratios = [_ratios(record, isinstance(present, Tile)) for record in records]
     everywhere = set.intersection(*(set(each) for each in ratios))
     means = {
         config: tuple(math.prod(each[config][at] for each in ratios) ** (1 / len(ratios)) for at in range(2))
@@ -62,12 +76,14 @@ def decide(entry: str, present: Config, records: Sequence[Record]) -> Decision:
     }
     surely = {config: point for config, (point, high) in means.items() if high < 1}
     if not surely:
-        return Decision(present, f"{entry}: {present} stays, the best of {len(everywhere) + 1}")
-    best = min(surely, key=lambda config: (surely[config], config))
-    return Decision(best, f"{entry}: {best} instead of {present}, {100 * (1 - surely[best]):.1f} % faster")
+        return Decision(present, f"{entry}: {as_python(present)} stays, the best of {len(everywhere) + 1}")
+    best = min(surely, key=lambda config: (surely[config], str(config)))
+    return Decision(
+        best, f"{entry}: {as_python(best)} instead of {as_python(present)}, {100 * (1 - surely[best]):.1f} % faster"
+    )
 
 
-def _ratios(record: Record) -> dict[Config, tuple[float, float]]:
+def _ratios(record: Record, whole: bool) -> dict[Config, tuple[float, float]]:
     """Each candidate's time over that of the present choice in the same turns: the median, and the upper end."""
     found = {}
     for result in record["providers"].values():
@@ -75,8 +91,8 @@ def _ratios(record: Record) -> dict[Config, tuple[float, float]]:
         beside = detail.get("beside_ms")
         if result["status"] == "ok" and beside and len(beside) == len(result["samples_ms"]):
             ratios = [a / b for a, b in zip(result["samples_ms"], beside, strict=True)]
-            tile = detail["tile"]
-            config = (tile["rows"], tile["groups"], tile["num_warps"], tile["stages"])
+            tile = Tile(**detail["tile"])
+            config = tile if whole else (tile.rows, tile.groups, tile.num_warps, tile.stages)
             found[config] = (statistics.median(ratios), median_interval(ratios)[1])
     return found
 
@@ -88,43 +104,113 @@ def tables(records: Sequence[Record]) -> tuple[str, list[str]]:
         of_entry.setdefault(place(record["case"]), []).append(record)
     lines, said = [], []
     for name, words in TABLES.items():
-        lines += [*_comments(name), f"{name} = {{"]
-        for itemsize, entries in getattr(tuning, name).items():
-            least, decided = 0, []
-            for at, (longest, present) in enumerate(entries):
-                bounds = f"{words.format(itemsize)} {f'up to {longest}' if longest else f'above {least}'}"
-                decision = decide(bounds, present, of_entry.get((name, itemsize, at), []))
-                decided.append(f"({longest}, {decision.config})")
+        decided: dict[int, list[tuple[int | None, Config]]] = {}
+        table = getattr(tuning, name)
+        for itemsize, value in table.items():
+            least, decided[itemsize] = 0, []
+            for at, (longest, config) in enumerate(_entries(value)):
+                bounds = "" if isinstance(value, Tile) else f" up to {longest}" if longest else f" above {least}"
+                entry = words.format(itemsize) + bounds
+                decision = decide(entry, config, of_entry.get((name, itemsize, at), []))
+                decided[itemsize].append((longest, decision.config))
                 said.append(decision.words)
                 least = longest or least
-            lines += _wrapped(itemsize, decided)
-        lines.append("}  # fmt: skip")
-    return "\n".join(lines), said
+        lines += _comments(name)
+        unchanged = all(decided[itemsize] == _entries(value) for itemsize, value in table.items())
+        lines += _source(name) if unchanged else _written(name, decided)
+    return "\n".join(lines).strip("\n"), said
 
 
 def place(case: Mapping[str, Any]) -> Place | None:
     """Table, size of element and number of the entry from which scan/tuning.py takes the configuration of a case."""
-    itemsize, T, suffix = ITEMSIZES[case["dtype"]], case["T"], f"_{case['mode'].upper()}"
-    if case["lengths"]:
-        if T <= SHORT_PACKED:
-            return None
-        return _entry(f"_PACKED{suffix}", itemsize, T // len(parse_lengths(case["lengths"])))
-    plain = _entry(suffix, itemsize, T)
-    _, (_, groups, _, _) = getattr(tuning, suffix)[itemsize][plain[2]]
-    tile = groups * 16 // itemsize
-    return _entry(f"_RAGGED{suffix}", itemsize, T) if T > tile and T % tile else plain
+    numbered, places = _numbered()
+    whole = Case(**case)
+    tile = present(whole.T, ITEMSIZES[whole.dtype], **launch_shape(whole), chooser=numbered)
+    return places[-1 - tile.num_warps] if tile.num_warps < 0 else None
 
 
-def _entry(name: str, itemsize: int, length: int) -> Place:
-    bounds = [longest for longest, _ in getattr(tuning, name)[itemsize]]
-    return name, itemsize, next(at for at, longest in enumerate(bounds) if longest is None or longest >= length)
+@functools.cache
+def _numbered() -> tuple[ModuleType, list[Place]]:
+    """scan/tuning.py once more, with a number below 0 for the warps of each entry, on which no choice depends."""
+    spec = importlib.util.find_spec("scan.tuning")
+    assert spec is not None and spec.loader is not None
+    copy, places = importlib.util.module_from_spec(spec), []
+    spec.loader.exec_module(copy)
+
+    def number(config: Any, *place: Any) -> Config:
+        places.append(place)
+        if isinstance(config, copy.Tile):
+            return config._replace(num_warps=-len(places))
+        rows, groups, _, stages = config
+        return rows, groups, -len(places), stages
+
+    for name in TABLES:
+        table = getattr(copy, name)
+        for itemsize, value in table.items():
+            if isinstance(value, copy.Tile):
+                table[itemsize] = number(value, name, itemsize, 0)
+            else:
+                numbered = [(longest, number(each, name, itemsize, at)) for at, (longest, each) in enumerate(value)]
+                table[itemsize] = tuple(numbered)
+    return copy, places
+
+
+def _entries(value: Any) -> list[tuple[int | None, Config]]:
+    """What a table holds for one size of element: entries by length, or one for all."""
+    return [(None, value)] if isinstance(value, Tile) else list(value)
+
+
+@functools.cache
+def _lines() -> tuple[list[str], dict[str, tuple[int, int]]]:
+    """The lines of scan/tuning.py, and from where to where each table stands in them."""
+    text = Path(tuning.__file__).read_text()
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = (node.lineno - 1, node.end_lineno or node.lineno)
+    return text.splitlines(), found
+
+
+def _source(name: str) -> list[str]:
+    """A table as it stands."""
+    lines, found = _lines()
+    start, stop = found[name]
+    return lines[start:stop]
 
 
 def _comments(name: str) -> list[str]:
-    """The comments that stand above a table."""
-    source = Path(tuning.__file__).read_text()
-    found = re.search(rf"((?:^#.*\n)*)^{name} = ", source, re.MULTILINE)
-    return found[1].splitlines() if found else []
+    """The comments that stand above a table, behind an empty line unless a table is right above them."""
+    lines, found = _lines()
+    stop = start = found[name][0]
+    while lines[start - 1].startswith("#"):
+        start -= 1
+    follows = start in [found[other][1] for other in TABLES]
+    return [*([] if follows else [""]), *lines[start:stop]]
+
+
+def _written(name: str, decided: Mapping[int, Sequence[tuple[int | None, Config]]]) -> list[str]:
+    """A table with other entries than stand there."""
+    if any(isinstance(value, Tile) for value in getattr(tuning, name).values()):
+        line = f"{name} = {{{', '.join(f'{size}: {as_python(only)}' for size, ((_, only),) in decided.items())}}}"
+        if len(line) <= WIDTH:
+            return [line]
+        return [f"{name} = {{", *(f"    {size}: {as_python(only)}," for size, ((_, only),) in decided.items()), "}"]
+    lines = [f"{name} = {{"]
+    for itemsize, entries in decided.items():
+        lines += _wrapped(itemsize, [f"({longest}, {as_python(config)})" for longest, config in entries])
+    return [*lines, "}  # fmt: skip"]
+
+
+def as_python(config: Config) -> str:
+    """An entry as it is written: of a tile what is not left out."""
+    if not isinstance(config, Tile):
+        return str(config)
+    rows, groups, width, num_warps, stages, registers, window = config
+    parts = [str(each) for each in (rows, groups, width, num_warps)]
+    parts += [] if stages == 1 else [str(stages)]
+    parts += [] if registers is None else [f"registers={registers}"]
+    parts += [f"window={window}"] if window else []
+    return f"Tile({', '.join(parts)})"
 
 
 def _wrapped(itemsize: int, entries: Sequence[str]) -> list[str]:

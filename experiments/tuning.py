@@ -1,9 +1,10 @@
 """One case of the tuning experiment: launch configurations, each beside the present one, on the library's kernels.
 
-A candidate is ours launched with another `Tile`: the library chooses in `scan.tuning.time_contiguous`, which stands
-aside while a candidate is called. A candidate passes the same gate against the float64 scan and is timed in the same
-way as every provider. A few at a time take turns with the present choice, because each holds the outputs of all calls
-in its graph. Nothing is tuned when the library runs; `python -m experiments.tuned` prints the tables.
+A candidate is ours launched with another `Tile`: the library chooses in `scan.tuning.time_contiguous` and
+`channels_last`, which stand aside while a candidate is called. A candidate passes the same gate against the float64
+scan and is timed in the same way as every provider. A few at a time take turns with the present choice, because each
+holds the outputs of all calls in its graph. Nothing is tuned when the library runs; `python -m experiments.tuned`
+prints the tables.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Candidate(Ours):
     devices = ("cuda",)
     levels = ("kernel",)
     no_kernel = "a tile is a launch configuration of a kernel, so only level kernel is measured."
-    dims = (-1,)
+    dims = (-1, -2)
 
     def __init__(self, tile: Tile, chosen: bool = False) -> None:
         self.tile, self.chosen, self.name = tile, chosen, words(tile)
@@ -65,16 +66,16 @@ class Candidate(Ours):
 
 @contextmanager
 def launched_with(tile: Tile, plans: dict[Any, Any]) -> Iterator[None]:
-    """Every launch with time contiguous takes this tile; `plans` keeps its launches apart from all others."""
+    """Every launch of real numbers takes this tile; `plans` keeps its launches apart from all others."""
     from scan import launch, tuning
 
-    choose, kept = tuning.time_contiguous, launch._plans
-    tuning.time_contiguous = lambda *_, **__: tile
+    before = tuning.time_contiguous, tuning.channels_last, launch._plans
+    tuning.time_contiguous = tuning.channels_last = lambda *_, **__: tile
     launch._plans = plans
     try:
         yield
     finally:
-        tuning.time_contiguous, launch._plans = choose, kept
+        tuning.time_contiguous, tuning.channels_last, launch._plans = before
 
 
 def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: str, emit: Emit) -> dict[str, Any]:

@@ -30,12 +30,16 @@ def run(case: Case, inputs: Inputs) -> Outputs:
 
 
 def run_implementation(
-    implementation: ModuleType, case: Case, inputs: Inputs, needs: tuple[bool, bool, bool] = (True, True, True)
+    implementation: ModuleType,
+    case: Case,
+    inputs: Inputs,
+    needs: tuple[bool, bool, bool] = (True, True, True),
+    want_final: bool = True,
 ) -> Outputs:
     """The same of `scan.launch` or `scan.cpu`, called as the operator calls them."""
     i = inputs
     states, final_state = implementation.forward(
-        i.gates, i.tokens, i.initial_state, i.cu_seqlens, case.dim, case.reverse, case.log, True
+        i.gates, i.tokens, i.initial_state, i.cu_seqlens, case.dim, case.reverse, case.log, want_final
     )
     d_gates, d_tokens, d_initial_state = implementation.backward(
         i.gates, states, i.initial_state, i.cu_seqlens, i.d_states, i.d_final_state, i.tokens.dtype,

@@ -15,7 +15,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from scan import launch, tuning
 from tests.conftest import INTERPRETING, ON_GPU
 from tests.scan.cases import DTYPES, NAMES
+from tests.scan.tilings import tiles_chosen_by
 
 DTYPES_HERE = DTYPES[2:] if INTERPRETING else DTYPES  # the interpreter does not round to 16 bits as a GPU does
 ON = torch.device("cuda" if ON_GPU else "cpu")
@@ -114,8 +115,7 @@ class Scan(NamedTuple):
         return d_tokens, d_gates
 
 
-@contextmanager
-def _tiles(shared: bool) -> Iterator[None]:
+def _tiles(shared: bool) -> AbstractContextManager[None]:
     """Lets programs share all rows, or none."""
 
     def rows(T: int, itemsize: int, **known: Any) -> tuning.Tile:
@@ -131,14 +131,7 @@ def _tiles(shared: bool) -> Iterator[None]:
             return tuning.Tile(4, 4, 4, 4, window=4 if shared else 0)
         return tuning.Tile(16, 32, 4, 4, window=128 if shared else 0)
 
-    before = tuning.time_contiguous, tuning.channels_last, launch._plans
-    tuning.time_contiguous, tuning.channels_last = rows, channels  # type: ignore[assignment]
-    # Launches are kept by shape, as a process has one tuning.
-    launch._plans = _PLANS[shared]
-    try:
-        yield
-    finally:
-        tuning.time_contiguous, tuning.channels_last, launch._plans = before
+    return tiles_chosen_by(rows, channels, _PLANS[shared])
 
 
 def check(drawn: Drawn, data: Data) -> None:
