@@ -14,11 +14,16 @@ thread holds 1 to 8 groups; where it holds 8 also with at most 128 registers a t
 
 For channels last, tiles of which a thread holds 16 or 32 elements, in groups of 8 or 16 steps:
 
-- rows: 16 to 64 channels, of 64 bytes at least; where there are fewer channels than 8192, 8 to 32 of 16 bytes at least;
-- steps: 64, 128 and 256; where there are fewer channels, 128 and 256;
+- rows: 16 to 64 channels, of 64 bytes at least;
+- steps: 64, 128 and 256; where there are fewer channels than 8192, 128 and 256;
 - num_warps: 4 and 8;
 - stages: 1; 2, which loads ahead into registers, where a thread's elements are 64 bytes at most; 3 for fewer channels
-  in tiles of 256 steps.
+  of 4 bytes in tiles of 256 steps.
+
+For those of 2 bytes also tiles that run ahead in shared memory: rows 32, 64 and 128, groups 8, 16 and 32 of 8 steps,
+num_warps 4 and 8, stages 3 to 5, such that a thread holds 16 to 64 elements and 8192 to
+32768 of a tensor run ahead. For channels so few that programs share
+them: rows 8, 16 and 32, groups 8 and 16 of 8 or 16 steps, num_warps 4 and 8.
 
 And whatever scan/tuning.py chooses now, with which each of the others is compared.
 """
@@ -40,6 +45,8 @@ _MOST_STEPS_OF_ROWS = 2048
 _GROUPS_OF_A_THREAD = (1, 2, 4)
 _FEW_TILES = 4
 _MANY_CHANNELS = 8192
+# Elements of one tensor that run ahead in shared memory.
+_LEAST_AHEAD, _MOST_AHEAD = 8192, 32768
 _MANY_ROWS = 12288
 
 
@@ -77,7 +84,7 @@ def candidates(T: int, itemsize: int, *, packed: bool, channels: int | None = No
     """The tiles to be tried, without the present one; the arguments are those of `present`."""
     chosen = present(T, itemsize, packed=packed, channels=channels, **shape)
     if channels is not None:
-        found = _channels_last(itemsize, shape["n_rows"] < _MANY_CHANNELS)
+        found = _channels_last(itemsize, shape["n_rows"] < _MANY_CHANNELS, chosen.window)
     elif chosen.window:
         found = _shared(itemsize, chosen.window)
     else:
@@ -118,18 +125,28 @@ def _shared(itemsize: int, window: int) -> list[Tile]:
     return found
 
 
-def _channels_last(itemsize: int, fewer: bool) -> list[Tile]:
-    rows_tried, steps_tried, least_bytes = (
-        ((8, 16, 32), (128, 256), 16) if fewer else ((16, 32, 64), (64, 128, 256), 64)
-    )
+def _channels_last(itemsize: int, fewer: bool, window: int) -> list[Tile]:
+    if window:
+        tried = product((8, 16, 32), (8, 16), (8, 16), (4, 8))
+        return [
+            Tile(rows, groups, width, num_warps, window=window)
+            for rows, groups, width, num_warps in tried
+            if rows * groups * width // (32 * num_warps) in (16, 32)
+        ]
     found = []
+    rows_tried, steps_tried = ((16, 32), (128, 256)) if fewer else ((16, 32, 64), (64, 128, 256))
     for rows, steps, num_warps, width in product(rows_tried, steps_tried, (4, 8), (8, 16)):
         elements = rows * steps // (32 * num_warps)
-        if rows * itemsize < least_bytes or elements not in (16, 32):
+        if rows * itemsize < 64 or elements not in (16, 32):
             continue
         ahead = (2,) if elements * itemsize <= 64 else ()
-        pipelined = (3,) if fewer and steps == 256 else ()
+        pipelined = (3,) if fewer and steps == 256 and itemsize > 2 else ()
         found += [Tile(rows, steps // width, width, num_warps, stages) for stages in (1, *ahead, *pipelined)]
+    if itemsize == 2:
+        for rows, groups, num_warps, stages in product((32, 64, 128), (8, 16, 32), (4, 8), (3, 4, 5)):
+            steps = rows * groups * 8
+            if steps // (32 * num_warps) in (16, 32, 64) and _LEAST_AHEAD <= steps * (stages - 1) <= _MOST_AHEAD:
+                found.append(Tile(rows, groups, 8, num_warps, stages))
     return found
 
 

@@ -49,7 +49,9 @@ TABLES = {
     "_LAST_BACKWARD": "backward, {} bytes, channels last, T",
     "_LAST_SOME_FORWARD": "forward, {} bytes, channels last, some",
     "_LAST_SOME_BACKWARD": "backward, {} bytes, channels last, some",
-    "_LAST_FEW": "{} bytes, channels last, few",
+    "_LAST_FEW_FORWARD": "forward, {} bytes, channels last, few",
+    "_LAST_FEW_BACKWARD": "backward, {} bytes, channels last, few",
+    "_LAST_FEW_SHORT": "{} bytes, channels last, few and short",
     "_LAST_ODD_FORWARD": "forward, {} bytes, channels last that begin anywhere",
     "_LAST_ODD_BACKWARD": "backward, {} bytes, channels last that begin anywhere",
 }

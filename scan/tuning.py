@@ -111,8 +111,8 @@ _LAST_BACKWARD = {
 # a row unless it is short.
 _LAST_SOME_FORWARD = {4: Tile(32, 32, 8, 8, 3), 2: Tile(32, 32, 8, 4, 5)}
 _LAST_SOME_BACKWARD = {4: Tile(32, 32, 4, 4, 3), 2: Tile(32, 16, 8, 4, 4)}
-_LAST_FEW_FORWARD = {4: Tile(16, 16, 16, 8, window=16), 2: Tile(16, 16, 16, 8, window=16)}
-_LAST_FEW_BACKWARD = {4: Tile(16, 8, 16, 4, window=16), 2: Tile(16, 8, 16, 4, window=16)}
+_LAST_FEW_FORWARD = {4: Tile(16, 16, 16, 8, window=32), 2: Tile(16, 16, 16, 8, window=32)}
+_LAST_FEW_BACKWARD = {4: Tile(16, 8, 16, 4, window=32), 2: Tile(16, 8, 16, 4, window=32)}
 _LAST_FEW_SHORT = {4: Tile(16, 32, 8, 8), 2: Tile(8, 32, 8, 8, 2)}
 # Steps whose channels begin anywhere: narrow accesses.
 _LAST_ODD_FORWARD = {4: Tile(64, 4, 16, 8), 2: Tile(32, 4, 16, 4, 2)}
@@ -129,7 +129,6 @@ def channels_last(T: int, C: int, itemsize: int, *, backward: bool, n_rows: int 
         tile = _LAST_FEW_SHORT[nearest]
     elif n_rows < _FEW:
         tile = (_LAST_FEW_BACKWARD if backward else _LAST_FEW_FORWARD)[nearest]
-        tile = tile._replace(window=32) if T > _LONG else tile
     elif C % (32 if nearest == 2 else 16 // itemsize):
         tile = (_LAST_ODD_BACKWARD if backward else _LAST_ODD_FORWARD)[nearest]
     elif n_rows < _SOME:
@@ -138,9 +137,9 @@ def channels_last(T: int, C: int, itemsize: int, *, backward: bool, n_rows: int 
         table = (_LAST_BACKWARD if backward else _LAST_FORWARD)[nearest]
         tile = next(tile for longest, tile in table if longest is None or longest >= T)
     if nearest == 2 and tile.stages > 2:
-        # Whole blocks of channels, of as many threads each: no mask comes between the vectors that run ahead.
+        # Whole blocks of channels, so that no mask comes between the vectors that run ahead.
         rows = min(tile.rows, C & -C)
-        tile = tile._replace(rows=rows, num_warps=max(1, tile.num_warps * rows // tile.rows))
+        tile = tile._replace(rows=rows, groups=tile.groups * tile.rows // rows)
     # Numbers of 8 bytes take two registers each.
     return tile._replace(rows=tile.rows // 2) if itemsize == 8 else tile
 

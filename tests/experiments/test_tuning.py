@@ -67,14 +67,15 @@ def test_candidates_for_shared_rows_and_channels_are_modest_too(itemsize: int, b
         assert tile.window == 128 and tile.rows == tile.stages == 1 and tile.width == 16 // itemsize
         assert tile.groups * tile.width <= tuning.LARGEST_TILE
         assert tile.groups in (32 * tile.num_warps * each for each in (1, 2, 4, 8))
-    for n_rows in (1024, 3072, 12288):
+    for n_rows, least in ((1024, 8), (3072, 16), (12288, 24)):
         channels: dict[str, Any] = {"backward": backward, "packed": False, "n_rows": n_rows, "channels": 1024}
         tried = candidates(4096, itemsize, **channels)
-        assert 24 <= len(tried) == len(set(tried)) <= 36 and present(4096, itemsize, **channels) not in tried
+        assert least <= len(tried) == len(set(tried)) <= 64 and present(4096, itemsize, **channels) not in tried
         for tile in tried:
-            assert not tile.window and tile.num_warps in (4, 8) and tile.stages in (1, 2, 3)
+            assert bool(tile.window) == (n_rows == 1024) and tile.num_warps in (4, 8)
+            assert 1 <= tile.stages <= (5 if itemsize == 2 else 3)
             assert 64 <= tile.groups * tile.width <= 256 and tile.rows * itemsize >= 16
-            assert tile.rows * tile.groups * tile.width // (32 * tile.num_warps) in (16, 32)
+            assert tile.rows * tile.groups * tile.width // (32 * tile.num_warps) in (16, 32, 64)
         assert len({words(tile) for tile in tried}) == len(tried)
 
 
@@ -98,7 +99,7 @@ def test_the_sweep_covers_every_entry_of_every_table() -> None:
     }
     assert {tuned.place(vars(case)) for case in cases} == entries
     tried = [tile for case in cases for tile in candidates(case.T, tuned.ITEMSIZES[case.dtype], **launch_shape(case))]
-    assert 1300 < len(tried) < 1600, "the README says how many, and how long they take"
+    assert 1600 < len(tried) < 1900, "the README says how many, and how long they take"
     assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16} and max(tile.groups for tile in tried) == 1024
 
 
@@ -133,7 +134,8 @@ def test_saying_what_is_taken_leaves_the_tables_alone() -> None:
     for case in (CASE, replace(CASE, C=1, T=100_000), replace(CASE, dim=-2, T=1000)):
         assert tuned.place(vars(case)) is not None
     assert {name: getattr(tuning, name) for name in TABLES} == before
-    assert all(tile.num_warps > 0 for table in (tuning._LAST_FEW, tuning._SPLIT_FORWARD) for tile in table.values())
+    tables = (tuning._LAST_FEW_SHORT, tuning._SPLIT_FORWARD)
+    assert all(tile.num_warps > 0 for table in tables for tile in table.values())
 
 
 def test_a_tile_stands_in_for_tuning_and_only_meanwhile() -> None:
@@ -314,8 +316,7 @@ def test_rows_that_end_within_a_tile_and_packed_rows_have_tables_of_their_own(ca
         ([replace(CASE, B=1, C=64, T=65537, mode="backward"), replace(CASE, B=1, C=64, T=65536, lengths="64x1024",
           mode="backward")], "_SPLIT_RAGGED_BACKWARD", None, Tile(1, 512, 4, 8, window=128)),
         ([replace(CASE, dim=-2, B=8, C=1536, T=1024)], "_LAST_FORWARD", 0, Tile(64, 8, 8, 8, 2)),
-        ([replace(CASE, dim=-2, B=1, C=1024, T=16384, mode=mode) for mode in ("forward", "backward")], "_LAST_FEW",
-         None, Tile(16, 16, 16, 4, 3)),
+        ([replace(CASE, dim=-2, B=1, C=1024, T=16384)], "_LAST_FEW_FORWARD", None, Tile(16, 16, 8, 4, window=32)),
         ([replace(CASE, dim=-2, B=8, C=1537, T=2048)], "_LAST_ODD_FORWARD", None, Tile(32, 8, 16, 4)),
     ],
     ids=["few rows", "few ragged rows", "channels", "few channels", "odd channels"],
