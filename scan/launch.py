@@ -605,7 +605,8 @@ def _shared_bytes(tensor: Tensor) -> int:
         return 2**31
     from triton.runtime.driver import driver
 
-    return driver.active.utils.get_device_properties(max(0, tensor.get_device()))["max_shared_mem"]
+    active: Any = driver.active
+    return active.utils.get_device_properties(max(0, tensor.get_device()))["max_shared_mem"]
 
 
 _LABELS = {

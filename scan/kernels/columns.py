@@ -119,8 +119,8 @@ def load_columns(row, tile, other, outside, V: tl.constexpr, VECTOR: tl.constexp
 def place_block(pointer, base, stride, group, ahead, V: tl.constexpr):
     """The steps of a tile of neighbouring channels as `load_block` takes them: pointers `[N * V, R]`, and their steps.
 
-    `base` is the offset of step 0 of each row `[1, R]`, `group` the numbers of the groups in time `[N, 1]`; what is read
-    for a step lies `ahead` steps after it.
+    `base` is the offset of step 0 of each row `[1, R]`, `group` the numbers of the groups in time `[N, 1]`; what is
+    read for a step lies `ahead` steps after it.
     """
     N: tl.constexpr = group.shape[0]
     step = tl.reshape(tl.broadcast_to(group * V, [N, V]) + tl.arange(0, V)[None, :], [N * V, 1]) + ahead

@@ -64,7 +64,7 @@ def scan_rows(
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
     AHEAD: tl.constexpr = CHANNELS_LAST and STAGES == 2
-    # Channels of 16 bits run ahead in shared memory, all steps of a tile at once: a thread's share of one is too narrow.
+    # Channels of 16 bits run ahead in shared memory, all steps of a tile at once: a thread's share of each is narrow.
     AT_ONCE: tl.constexpr = CHANNELS_LAST and STAGES > 2 and states_ptr.dtype.element_ty.primitive_bitwidth == 16
     # Groups lie along this axis, rows along the other: threads that are neighbours hold what is in memory.
     AXIS: tl.constexpr = 0 if CHANNELS_LAST else 1
@@ -212,7 +212,7 @@ def scan_rows_backward(
     PACKED: tl.constexpr = words_ptr is not None
     BLOCK: tl.constexpr = N * V
     AHEAD: tl.constexpr = CHANNELS_LAST and STAGES == 2
-    # Channels of 16 bits run ahead in shared memory, all steps of a tile at once: a thread's share of one is too narrow.
+    # Channels of 16 bits run ahead in shared memory, all steps of a tile at once: a thread's share of each is narrow.
     AT_ONCE: tl.constexpr = CHANNELS_LAST and STAGES > 2 and states_ptr.dtype.element_ty.primitive_bitwidth == 16
     # Groups lie along this axis, rows along the other: threads that are neighbours hold what is in memory.
     AXIS: tl.constexpr = 0 if CHANNELS_LAST else 1

@@ -5,7 +5,7 @@ groups gives the state before each (Blelloch 1990, section 1.4: a recurrence is 
 each group runs the recurrence once more from there, in the order of the definition.
 
 Packed sequences are one line with resets. Where programs share a row (`exchange`), the carry is what they hand on.
-Groups lie along AXIS, rows along the other axis: `[R, N]` below is `[N, R]` where AXIS is 0, as for neighbouring channels.
+Groups lie along AXIS, rows along the other axis: where channels are neighbours AXIS is 0, and `[R, N]` is `[N, R]`.
 """
 
 import triton
