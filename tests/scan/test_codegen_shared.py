@@ -1,4 +1,4 @@
-"""What the compiler makes of both directions in one tile: every tensor moved once, by 16 bytes, and few shuffles."""
+"""What the compiler makes of both directions: in one tile each tensor moved once; of long rows one code and buffers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from scan import launch_shared, tuning
+from scan import launch, launch_shared, tuning
 from tests.scan.cases import NAMES
-from tests.scan.compiled import Code, code_of
+from tests.scan.compiled import Code, code_of, compiling
 
 triton = pytest.importorskip("triton", reason="compiles Triton's kernels")
 pytestmark = pytest.mark.codegen
@@ -136,3 +136,29 @@ def test_every_configuration_is_compiled() -> None:
         if (tile := tuning.shared(T, dtype.itemsize, backward=backward, even=True)) is not None
     }
     assert chosen == compiled
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+@pytest.mark.parametrize("dtype", LONGEST, ids=NAMES.get)
+@pytest.mark.parametrize("T", [10_000, 16_384, 65_536])
+def test_long_rows_take_the_buffers_of_one_direction(T: int, dtype: torch.dtype, name: str) -> None:
+    x, needs = torch.empty(2, 192, T, dtype=dtype), (True, True, False)
+    if name == "forward":
+        calls = [lambda r=r: launch.forward(x, x, None, None, -1, r, False, False) for r in (False, True)]
+        pair = (x, x, None)
+        calls.append(lambda: launch.forward_both(pair, pair, None, -1, False, False))
+    else:
+        calls = [
+            lambda r=r: launch.backward(x, x, None, None, x, None, dtype, -1, r, False, needs) for r in (False, True)
+        ]
+        saved = (x, x, None, x, None)
+        calls.append(lambda: launch.backward_both(saved, saved, None, dtype, -1, False, (needs, needs)))
+    ahead, back, either = (code_of("sm_90", call)[-1] for call in calls)
+    assert either.name == f"{name}_either"
+    for what in ("wide_loads", "wide_stores", "loads", "stores", "shuffles", "barriers", "scans"):
+        assert getattr(either, what) == getattr(back, what) == getattr(ahead, what), what
+    assert either.spilled <= 8 and either.registers <= max(ahead.registers, back.registers) + 8
+    with compiling("sm_90") as kernels:
+        for call in calls:
+            call()
+    assert len({kernel.metadata.shared for kernel in kernels}) == 1
