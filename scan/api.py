@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from scan import checks, ops
+from scan import checks, ops, shared
 from scan.bidirectional import repeat as repeat_both
 from scan.bidirectional import scan_both
 
@@ -116,7 +116,8 @@ def linear_scan_bidirectional(
         dim: time axis: -1 or -2.
         cu_seqlens: cumulative lengths of packed sequences, the same for both branches.
         log_gates: gates hold logarithms.
-        reduce: None returns both branches; "sum" adds them; "cat" joins them along the channel axis.
+        reduce: None returns both branches; "sum" adds them, on a GPU before they are rounded where both are of the
+            same tensors and rows are short; "cat" joins them along the channel axis.
 
     Returns:
         `BidirectionalOutput(states, states_reverse, final_state, final_state_reverse)`. With `reduce`, `states` holds
@@ -133,14 +134,31 @@ def linear_scan_bidirectional(
     gates_reverse = gates if gates_reverse is None else gates_reverse
     tokens_reverse = tokens if tokens_reverse is None else tokens_reverse
     ahead, back = (gates, tokens, initial_state), (gates_reverse, tokens_reverse, initial_state_reverse)
-    output = None if reduce not in (None, "sum", "cat") else repeat_both(ahead, back, cu_seqlens, dim, log_gates, True)
+    one = gates_reverse is gates and tokens_reverse is tokens and initial_state is initial_state_reverse is None
+    one, known = one and cu_seqlens is None, reduce in (None, "sum", "cat")
+    if known and one:
+        both = shared.repeat(gates, tokens, dim, log_gates, True, reduce == "sum")
+        if both is not None:
+            return _reduced(both, reduce, dim)
+    output = repeat_both(ahead, back, cu_seqlens, dim, log_gates, True) if known else None
     if output is None:
         checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
         checks.scan_arguments(gates_reverse, tokens_reverse, initial_state_reverse, dim, cu_seqlens)
         checks.branches(tokens, tokens_reverse, reduce)
+        both = shared.scan(gates, tokens, dim, log_gates, True, reduce == "sum") if one else None
+        if both is not None:
+            return _reduced(both, reduce, dim)
         output = scan_both(ahead, back, cu_seqlens, dim, log_gates, True)
-    states, states_reverse, final, final_reverse = output
+    return _reduced((None, *output), reduce, dim)
+
+
+def _reduced(outputs: tuple[Tensor | None, ...], reduce: str | None, dim: int) -> BidirectionalOutput:
+    """From the sum of the states of both directions, or each, and both final states."""
+    added, states, states_reverse, final, final_reverse = outputs
     assert final is not None and final_reverse is not None
+    if added is not None:
+        return BidirectionalOutput(added, None, final, final_reverse)
+    assert states is not None and states_reverse is not None
     if reduce == "sum":
         return BidirectionalOutput(states + states_reverse, None, final, final_reverse)
     if reduce == "cat":
@@ -205,7 +223,11 @@ def scan_bidirectional_branched(
         (tensor([[1.0000, 1.5000, 1.7500]]), tensor([[1.7500, 1.5000, 1.0000]]))
     """
     ahead, back = (gates_fwd, tokens_fwd, None), (gates_bwd, tokens_bwd, None)
+    one = gates_bwd is gates_fwd and tokens_bwd is tokens_fwd
     if args is None:
+        both = shared.repeat(gates_fwd, tokens_fwd, -1, False, False, False) if one else None
+        if both is not None:
+            return both[1:3]  # type: ignore[return-value]
         output = repeat_both(ahead, back, None, -1, False, False)
         if output is not None:
             return output[:2]
@@ -213,6 +235,9 @@ def scan_bidirectional_branched(
     checks.scan_arguments(gates_fwd, tokens_fwd, None, -1, cu_seqlens)
     checks.scan_arguments(gates_bwd, tokens_bwd, None, -1, cu_seqlens)
     checks.branches(tokens_fwd, tokens_bwd, None)
+    both = shared.scan(gates_fwd, tokens_fwd, -1, False, False, False) if one and cu_seqlens is None else None
+    if both is not None:
+        return both[1:3]  # type: ignore[return-value]
     return scan_both(ahead, back, cu_seqlens, -1, False, False)[:2]
 
 

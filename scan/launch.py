@@ -307,22 +307,24 @@ def _launch_both(
     of_table = (table.words, table.sequence, table.status, table.cu_seqlens)
     pointers = (*work.tensors, *work.states, *other.tensors, *other.states, *of_table)
     addresses = [None if t is None else t.data_ptr() for t in pointers]
-    key = _key(f"{name}_both", work, table, dim, descending, log_gates, addresses)
-    # Without addresses, what decides a launch.
-    alike = [_key("", each, table, dim, descending, log_gates, []) for each in (work, other)]
-    if alike[0] == alike[1] and not work.accumulate.is_complex:
-        plan = _plans.get(key)
-        if plan is not None:
-            plan.launch(*addresses, device=work.tensors[0].get_device())
-            return plan
+    second = tuple(None if t is None else (t.dtype, t.stride()) for t in (*other.tensors, *other.states))
+    key = (_key(f"{name}_both", work, table, dim, descending, log_gates, addresses), second)
+    plan = _plans.get(key)
+    if plan is not None and plan is not _APART:
+        plan.launch(*addresses, device=work.tensors[0].get_device())
+        return plan
+    first = tuple(None if t is None else (t.dtype, t.stride()) for t in (*work.tensors, *work.states))
+    if first == second and not work.accumulate.is_complex and plan is None:
         axes = [None if t is None else Axes.of(t, dim) for t in work.tensors]
         made = _configure(name, axes, table, dim, descending, log_gates, work.accumulate)
-        # Loads that run ahead would take shared memory for each direction, and so leave room for half the programs.
-        ahead = made.keywords["STAGES"] > 1
         in_place = all(a is None or a.tensor is t for a, t in zip(axes, work.tensors, strict=True))
-        if in_place and not ahead and not made.n_exchanged:
-            _run(key, pointers, _both(made))
+        both = _both(made, work, table) if in_place and not made.n_exchanged else None
+        if both is not None:
+            _run(key, pointers, both)
             return None
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[key] = _APART
     _launch(name, work, table, dim, descending, log_gates)
     _launch(name, other, table, dim, not descending, log_gates)
     return None
@@ -357,6 +359,8 @@ class Plan(NamedTuple):
 # host time than all else in a call.
 _plans: dict[Any, Plan] = {}
 _MOST_PLANS = 4096
+# In place of the plan of a pair of scans: they are two launches.
+_APART = Plan(lambda *_: None, ())
 
 
 def _launch(name: str, work: Work, table: Table, dim: int, descending: bool, log_gates: bool) -> Plan | None:
@@ -484,12 +488,22 @@ def _blocks(sizes: Sizes, config: tuning.Tile, channels_last: bool) -> int:
     return -(-sizes.rows // config.rows)
 
 
-def _both(made: Launch) -> Launch:
-    """The launch of the kernel that scans other tensors in the opposite direction too."""
-    from scan.kernels import entries
+def _both(made: Launch, work: Work, table: Table) -> Launch | None:
+    """The launch of the kernel that scans other tensors in the opposite direction too, if there is one.
+
+    Loads that run ahead take shared memory: once in one code for both directions (kernels/either.py), or where there is
+    none, for each, which would leave room for half the programs.
+    """
+    from scan.kernels import either, entries
 
     keywords = {name: value for name, value in made.keywords.items() if name != "WINDOW"}
-    kernel = entries.forward_both if made.kernel is entries.forward else entries.backward_both
+    forward = made.kernel is entries.forward
+    kernel = entries.forward_both if forward else entries.backward_both
+    if keywords["STAGES"] > 1:
+        plain = forward or (all(t is not None for t in work.tensors) and all(t is None for t in work.states))
+        if keywords["CHANNELS_LAST"] or not keywords["EVEN"] or table.words is not None or not plain:
+            return None
+        kernel = either.forward_either if forward else either.backward_either
     return Launch(kernel, (2 * made.grid[0], 1, 1), made.arguments, keywords)
 
 

@@ -206,7 +206,7 @@ def _low_bits(addresses: Sequence[int | None]) -> int:
     return bits & 15
 
 
-def _key(gates: Tensor, tokens: Tensor, options: Options) -> tuple[Any, ...]:
+def _key(gates: Tensor, tokens: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
     return (
         gates.dtype, tokens.dtype, gates.shape, tokens.shape, gates.stride(), tokens.stride(), gates.device,
         tokens.device, options,

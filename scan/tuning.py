@@ -94,6 +94,33 @@ def time_contiguous(
     return Tile(rows, groups, width, num_warps, stages)
 
 
+# Both directions of the same rows, each whole in one tile: longest T, then the same.
+_SHARED_FORWARD = {
+    4: ((128, (1, 32, 1, 1)), (256, (1, 64, 1, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
+        (2048, (1, 512, 8, 1))),
+    2: ((128, (2, 16, 1, 1)), (256, (1, 32, 1, 1)), (512, (1, 64, 1, 1)), (1024, (1, 128, 4, 1)),
+        (2048, (1, 256, 8, 1)), (4096, (1, 512, 8, 1))),
+}  # fmt: skip
+_SHARED_BACKWARD = {
+    4: _SHARED_FORWARD[4],
+    2: (*_SHARED_FORWARD[2][:-1], (4096, (1, 512, 16, 1))),
+}
+
+
+def shared(T: int, itemsize: int, *, backward: bool, even: bool) -> Tile | None:
+    """Configuration for both directions of the same rows of T contiguous steps; None where no tile holds a row.
+
+    Rows that are not `even` begin or end within a vector.
+    """
+    tables, width = _SHARED_BACKWARD if backward else _SHARED_FORWARD, 16 // itemsize
+    if itemsize not in tables:
+        return None
+    for longest, (rows, groups, num_warps, stages) in tables[itemsize]:
+        if longest >= (T if even else T + width - 1):
+            return Tile(rows, groups, width, num_warps, stages)
+    return None
+
+
 def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
     return next(entry for longest, entry in table if longest is None or longest >= T)
 

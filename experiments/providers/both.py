@@ -125,6 +125,47 @@ def at_once(case: Case, inputs: Inputs, implementation: ModuleType) -> Call:
     return _below_the_operator(case, inputs, forward, backward)
 
 
+def shared_at_once(case: Case, inputs: Inputs) -> Call:
+    """Both directions of the same tensors by the functions of ours that launch one kernel each way."""
+    from scan import launch_shared
+
+    added = case.directions == "shared_sum"
+
+    def forward(apart: bool) -> tuple[Tensor, ...]:
+        outputs, _ = launch_shared.forward(inputs.gates, inputs.tokens, False, False, added, apart)
+        return tuple(each for each in outputs if each is not None)
+
+    def backward(states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        made = launch_shared.backward(
+            inputs.gates, states[-2], states[-1], inputs.d_states, inputs.d_states_reverse, inputs.tokens.dtype,
+            False, (True, True),
+        )  # fmt: skip
+        assert made is not None
+        return tuple(each for each in made[0] if each is not None)
+
+    def both() -> tuple[Tensor, ...]:
+        outputs = forward(True)
+        # Of a sum the states are saved and no result.
+        return *(outputs[:1] if added else outputs), *backward(outputs)
+
+    def read(outputs: tuple[Tensor, ...]) -> Named:
+        return dict(zip(outputs_of(case), outputs, strict=True))
+
+    if case.mode == "forward":
+        return Call(lambda: forward(not added), read)
+    if case.mode == "backward":
+        made: list[Tensor] = []
+
+        def state(way: int) -> Tensor:
+            if not made:
+                made.extend(forward(True)[-2:])
+            return made[way]
+
+        saved = [inputs.kept(f"states of ours, way {way}", lambda way=way: state(way)) for way in (0, 1)]
+        return Call(lambda: backward(saved), read)
+    return Call(both, read)
+
+
 def _below_the_operator(
     case: Case, inputs: Inputs, forward: Callable[[], list[Named]], backward: Callable[[Sequence[Tensor]], list[Named]]
 ) -> Call:

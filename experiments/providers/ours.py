@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,10 @@ from torch import Tensor
 from experiments.config import DIRECTIONS, Case
 from experiments.inputs import DTYPES, Inputs
 from experiments.providers.base import AutogradProvider, Call, wanted
-from experiments.providers.both import Scan, at_once, differentiated, two_launches
+from experiments.providers.both import Scan, at_once, differentiated, shared_at_once, two_launches
+
+if TYPE_CHECKING:
+    from scan import tuning
 
 
 class Ours(AutogradProvider):
@@ -55,6 +58,10 @@ class Ours(AutogradProvider):
         """What the public function launches."""
         implementation = self.implementation(inputs)
         if hasattr(implementation, "forward_both"):
+            from scan import launch_shared
+
+            if case.directions != "branched" and launch_shared.serves(inputs.gates, inputs.tokens, case.dim):
+                return shared_at_once(case, inputs)
             return at_once(case, inputs, implementation)
         return two_launches(case, inputs, implementation)
 
@@ -111,6 +118,8 @@ class Ours(AutogradProvider):
                     if case.dim == -1
                     else tuning.complex_channels_last(case.T, itemsize)
                 )
+            elif (tile := self.shared_tile(case, backward=backward)) is not None:
+                chosen[direction] = tile
             elif case.dim == -1:
                 packed, n_sequences = bool(case.lengths), len(case.sequence_lengths)
                 chosen[direction] = tuning.time_contiguous(
@@ -121,6 +130,15 @@ class Ours(AutogradProvider):
                 chosen[direction] = tuning.channels_last(case.T, case.C, itemsize, backward=backward, n_rows=n_rows)
         strategy = "time_contiguous" if case.dim == -1 else "channels_last"
         return {"strategy": strategy, "configuration": {name: each._asdict() for name, each in chosen.items()}}
+
+    def shared_tile(self, case: Case, *, backward: bool) -> tuning.Tile | None:
+        """The tile that holds a row of both directions of the same tensors, where one does."""
+        from scan import tuning
+
+        itemsize = DTYPES[case.dtype].itemsize
+        if case.directions not in ("shared", "shared_sum") or case.dim != -1:
+            return None
+        return tuning.shared(case.T, itemsize, backward=backward, even=case.T * itemsize % 16 == 0)
 
 
 def implementation_for(inputs: Inputs) -> ModuleType:

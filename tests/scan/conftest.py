@@ -20,12 +20,13 @@ def contract_device(device: torch.device) -> torch.device:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Kernel]:
-    from scan.kernels import entries, packed_table
+    from scan.kernels import entries, packed_table, shared
 
     monkeypatch.setattr(launch, "_plans", {})
     stand_ins = {}
     for module, name in (
         *((entries, name) for name in ("forward", "backward", "forward_both", "backward_both")),
+        *((shared, name) for name in ("forward_shared", "backward_shared")),
         (packed_table, "mark_sequences"),
     ):
         stand_ins[name] = Kernel(getattr(module, name))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scan import bidirectional, cpu, launch, linear_scan, linear_scan_bidirectional, repeat
+from scan import bidirectional, cpu, launch, linear_scan, linear_scan_bidirectional, repeat, tuning
 from tests.conftest import INTERPRETING, ON_GPU
 from tests.scan.stand_ins import Kernel
 
@@ -102,6 +102,40 @@ def test_tensors_that_lie_otherwise_take_two(launches: list[str], device: torch.
     output = linear_scan_bidirectional(gates, tokens, gates, other)
     assert launches == ["forward", "forward"]
     assert torch.equal(output.states_reverse, linear_scan(gates, other, reverse=True).states)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not (INTERPRETING or ON_GPU), reason="of kernels, which a CPU has none of")
+@pytest.mark.parametrize("log", [False, True], ids=["gates", "log"])
+@pytest.mark.parametrize(
+    ("T", "dtype"), [(96, torch.float32), (100, torch.float32), (104, torch.bfloat16)], ids=["96", "100", "104-bf16"]
+)
+def test_rows_whose_loads_run_ahead(
+    T: int, dtype: torch.dtype, log: bool, launches: list[str], monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    # As of rows of many tiles: whole ones; those of which the last is not; rows that begin within a line of memory.
+    tile = tuning.Tile(1, 8, 16 // dtype.itemsize, 1, 3)
+    monkeypatch.setattr(tuning, "time_contiguous", lambda *_, **__: tile)
+    branches = tuple(_branch(T, dtype, -1, False, True, device) for _ in range(2))
+    if log:
+        branches = tuple((gates.log(), *rest) for gates, *rest in branches)  # type: ignore[assignment]
+    options = (None, -1, log)
+    states, states_reverse, final, final_reverse = launch.forward_both(*branches, *options, True)
+    needs, incoming = (True, True, False), [torch.randn_like(states) for _ in range(2)]
+    saved = [(b[0], h, None, d, None) for b, h, d in zip(branches, (states, states_reverse), incoming, strict=True)]
+    both = launch.backward_both(saved[0], saved[1], None, dtype, -1, log, (needs, needs))
+    assert launches == ["forward_either", "backward_either"]
+    for reverse, each, got in ((False, 0, (states, final)), (True, 1, (states_reverse, final_reverse))):
+        wanted = launch.forward(*branches[each], None, -1, reverse, log, True)
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))  # type: ignore[arg-type]
+        gates, h, *_, d, _ = saved[each]
+        gradients = launch.backward(gates, h, None, None, d, None, dtype, -1, reverse, log, needs)
+        assert all(torch.equal(a, b) for a, b in zip(both[each][:2], gradients[:2], strict=True))  # type: ignore[arg-type]
+    # Rows that end within a group, sequences, and gradients of one input are two launches, at every call.
+    launches.clear()
+    gates, tokens = (t[..., 1:].contiguous() for t in branches[0][:2])
+    for _ in range(2):
+        launch.forward_both((gates, tokens, None), (gates, tokens, None), *options, False)
+    assert launches == ["forward"] * 4 or launches == ["forward"] * 2 + ["again"] * 2
 
 
 def test_gradient_of_one_direction_alone(device: torch.device) -> None:

@@ -1,0 +1,268 @@
+"""Both directions of the same gates and tokens, for rows that one tile holds: every tensor is moved once.
+
+A program loads a tile of R rows as `grouped.py` does for an ascending scan, and scans it from both ends. For the scan
+from the last step the columns of a group are renamed, as there, but groups stay in the threads that hold them: the
+parallel scan over their maps runs the other way, so that what both directions give of a step meets in one register.
+
+Time is contiguous, nothing is packed, and no state comes in. Grid: `cdiv(n_rows, R)`.
+"""
+
+import triton
+import triton.language as tl
+
+from scan.kernels.columns import in_scan_order, load_columns, own_columns, place, split_columns, store_columns
+from scan.kernels.maps import compose_both
+from scan.kernels.rows import own_rows, row_offset, steps_behind
+from scan.kernels.tiles import exponentials
+
+
+@triton.jit
+def mirrored(value):
+    """`[R, N]` with the order of groups reversed, for one warp: a shuffle a group, and two groups a thread by name."""
+    R: tl.constexpr = value.shape[0]
+    N: tl.constexpr = value.shape[1]
+    if N <= 32:
+        return tl.gather(value, tl.broadcast_to((tl.arange(0, N) ^ (N - 1))[None, :], [R, N]), 1)
+    else:
+        tl.static_assert(N == 64)
+        lane = tl.broadcast_to((tl.arange(0, 32) ^ 31)[None, None, :], [R, 2, 32])
+        early, late = tl.split(tl.permute(tl.gather(tl.reshape(value, [R, 2, 32]), lane, 2), [0, 2, 1]))
+        return tl.reshape(tl.permute(tl.join(late, early), [0, 2, 1]), [R, N])
+
+
+@triton.jit
+def enter_whole(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
+    """State before each group `[R, N]` of rows that the tile holds whole, from the groups' maps; from the end if BACK.
+
+    Triton reverses a scan by five shuffles for each value that goes in or comes out, where `mirrored` takes one; across
+    warps a mirror would take shared memory and a dozen barriers.
+    """
+    one = tl.full(gate.shape, 1.0, gate.dtype)
+    zero = tl.zeros(gate.shape, gate.dtype)
+    if BACK and ONE_WARP:
+        gate, state = mirrored(gate), mirrored(state)
+    _, _, gate, state = tl.associative_scan(
+        (gate, state, one, zero), 1, compose_both, reverse=BACK and not ONE_WARP
+    )
+    # Rows begin with a state of zero, which a first gate that is no number has to meet.
+    h = state + gate * 0.0
+    if BACK and ONE_WARP:
+        h = mirrored(h)
+    return h
+
+
+@triton.jit
+def scan_whole(g, x, V: tl.constexpr, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
+    """States of a tile that holds whole rows, from the last step to the first if BACK. Columns are in time order."""
+    g, x = in_scan_order(g, V, BACK), in_scan_order(x, V, BACK)
+    state = x[0]
+    gate = g[0]
+    for k in tl.static_range(1, V):
+        state = g[k] * state + x[k]
+        gate = gate * g[k]
+    h = enter_whole(gate, state, BACK, ONE_WARP)
+    states = ()
+    for k in tl.static_range(V):
+        h = g[k] * h + x[k]
+        states = states + (h,)
+    return in_scan_order(states, V, BACK)
+
+
+@triton.jit
+def scan_whole_backward(g, d, V: tl.constexpr, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
+    """Gradients of the tokens of `scan_whole`, which BACK meets from the last step to the first."""
+    g, d = in_scan_order(g, V, BACK), in_scan_order(d, V, BACK)
+    gate = g[0]
+    d_x = d[0]
+    for k in tl.static_range(1, V):
+        d_x = g[k - 1] * d_x + d[k]
+        gate = gate * g[k]
+    u = enter_whole(gate, g[V - 1] * d_x, BACK, ONE_WARP)
+    d_tokens = ()
+    for k in tl.static_range(V):
+        d_x = u + d[k]
+        u = g[k] * d_x
+        d_tokens = d_tokens + (d_x,)
+    return in_scan_order(d_tokens, V, BACK)
+
+
+@triton.jit
+def state_at(step, states, position, V: tl.constexpr, EVEN: tl.constexpr, COLUMN: tl.constexpr):
+    """The state at a step of each row, `[R, 1]`, which is in COLUMN where rows are whole groups."""
+    found = tl.where(position + COLUMN == step, states[COLUMN], 0.0)
+    if not EVEN:
+        for k in tl.static_range(V):
+            if k != COLUMN:
+                found = tl.where(position + k == step, states[k], found)
+    return tl.sum(found, 1)[:, None]
+
+
+@triton.jit
+def load_whole(pointer, base, stride, group, phase, where, other, V: tl.constexpr, VECTOR: tl.constexpr,
+               EVEN: tl.constexpr, WHOLE: tl.constexpr, STATE: tl.constexpr):
+    """Columns of a tensor in time order, `other` outside the row."""
+    row = place(pointer, base, stride, group, phase, V, VECTOR)
+    columns = load_columns(row, where, other, 0.0, V, VECTOR, EVEN, WHOLE, False, STATE)
+    if not EVEN:
+        columns = own_columns(row, where, columns, other, V, VECTOR, False, STATE)
+    return columns
+
+
+@triton.jit
+def load_next(pointer, base, stride, step, T, rows, V: tl.constexpr, STATE: tl.constexpr):
+    """What a tensor holds at one step for each group, `[R, N]`, 0 outside the row.
+
+    Of V elements a group one is asked for: in a tensor of its own Triton before 3.7 would give it another layout, in
+    which it scans the tile once more.
+    """
+    alone = tl.arange(0, V)[None, None, :]
+    inside = rows & (step >= 0) & (step < T)
+    at = (pointer + base + step.to(tl.int64) * stride)[:, :, None] + alone * stride
+    values = tl.load(at, mask=inside[:, :, None] & (alone == 0), other=0.0)
+    return split_columns(values.to(STATE), V)[0]
+
+
+@triton.jit
+def store_whole(pointer, base, stride, group, phase, where, columns, V: tl.constexpr, VECTOR: tl.constexpr,
+                EVEN: tl.constexpr, WHOLE: tl.constexpr):
+    """Writes what `load_whole` reads."""
+    row = place(pointer, base, stride, group, phase, V, VECTOR)
+    store_columns(row, where, True, columns, V, VECTOR, EVEN, WHOLE, False)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "C", "T", "n_rows",
+        "gates_c", "tokens_c", "states_c",
+    ]
+)  # fmt: skip
+def forward_shared(
+    gates_ptr, tokens_ptr, states_ptr, states_reverse_ptr, sum_ptr, final_ptr, final_reverse_ptr,
+    C, T, n_rows,
+    gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
+    R: tl.constexpr, N: tl.constexpr, V: tl.constexpr,
+    LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
+    GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
+    STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr,
+):
+    """States of both directions, their sum, and the states after the last step of each: those that are wanted."""
+    b, c, row, rows = own_rows(tl.program_id(0), C, n_rows, R, False, EVEN_ROWS)
+    gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, False)
+    tokens_base = row_offset(b, c, row, tokens_b, tokens_c, FLAT, False)
+    states_base = row_offset(b, c, row, states_b, states_c, FLAT, False)
+    T = T.to(TIME)
+    group = tl.arange(0, N)[None, :].to(TIME)
+    phase = 0
+    spare = V
+    if not EVEN:
+        phase = (states_base % V).to(TIME)
+        spare = tl.minimum(
+            steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V),
+            steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V),
+        )
+    position = group * V - phase
+    where = (tl.zeros([], TIME), position, T, rows, spare)
+    g = load_whole(
+        gates_ptr, gates_base, gates_t, group, phase, where, 0.0 if LOG else 1.0, V, GATES_VECTOR, EVEN, WHOLE,
+        STATE,
+    )
+    x = load_whole(
+        tokens_ptr, tokens_base, tokens_t, group, phase, where, 0.0, V, TOKENS_VECTOR, EVEN, WHOLE, STATE
+    )
+    g = exponentials(g, V, LOG)
+    ahead = scan_whole(g, x, V, False, ONE_WARP)
+    back = scan_whole(g, x, V, True, ONE_WARP)
+    if states_ptr is not None:
+        store_whole(states_ptr, states_base, states_t, group, phase, where, ahead, V, STATES_VECTOR, EVEN, WHOLE)
+        store_whole(states_reverse_ptr, states_base, states_t, group, phase, where, back, V, STATES_VECTOR, EVEN, WHOLE)
+    if sum_ptr is not None:
+        added = ()
+        for k in tl.static_range(V):
+            added = added + (ahead[k] + back[k],)
+        store_whole(sum_ptr, states_base, states_t, group, phase, where, added, V, STATES_VECTOR, EVEN, WHOLE)
+    if final_ptr is not None:
+        tl.store(final_ptr + row, state_at(T - 1, ahead, position, V, EVEN, V - 1), mask=rows)
+        tl.store(final_reverse_ptr + row, state_at(0, back, position, V, EVEN, 0), mask=rows)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "C", "T", "n_rows",
+        "gates_c", "states_c", "d_states_c", "d_gates_c", "d_tokens_c",
+    ]
+)  # fmt: skip
+def backward_shared(
+    gates_ptr, states_ptr, states_reverse_ptr, d_states_ptr, d_states_reverse_ptr, d_gates_ptr, d_tokens_ptr,
+    C, T, n_rows,
+    gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
+    d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
+    R: tl.constexpr, N: tl.constexpr, V: tl.constexpr,
+    LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
+    GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
+    D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
+    STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr,
+):
+    """Gradients of `forward_shared`, added over both directions; one `d_states` is that of both, as of a sum."""
+    b, c, row, rows = own_rows(tl.program_id(0), C, n_rows, R, False, EVEN_ROWS)
+    gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, False)
+    states_base = row_offset(b, c, row, states_b, states_c, FLAT, False)
+    d_states_base = row_offset(b, c, row, d_states_b, d_states_c, FLAT, False)
+    d_gates_base = row_offset(b, c, row, d_gates_b, d_gates_c, FLAT, False)
+    d_tokens_base = row_offset(b, c, row, d_tokens_b, d_tokens_c, FLAT, False)
+    T = T.to(TIME)
+    group = tl.arange(0, N)[None, :].to(TIME)
+    phase = 0
+    spare = V
+    if not EVEN:
+        phase = (states_base % V).to(TIME)
+        spare = tl.minimum(
+            steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V),
+            steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V),
+        )
+        if d_gates_ptr is not None:
+            spare = tl.minimum(spare, steps_behind(states_base, rows, states_b, states_c, C, n_rows, V))
+    position = group * V - phase
+    where = (tl.zeros([], TIME), position, T, rows, spare)
+    g = load_whole(
+        gates_ptr, gates_base, gates_t, group, phase, where, 0.0 if LOG else 1.0, V, GATES_VECTOR, EVEN, WHOLE, STATE
+    )
+    d = load_whole(
+        d_states_ptr, d_states_base, d_states_t, group, phase, where, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE, STATE
+    )
+    d_reverse = d
+    if d_states_reverse_ptr is not None:
+        d_reverse = load_whole(
+            d_states_reverse_ptr, d_states_base, d_states_t, group, phase, where, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE,
+            STATE,
+        )
+    h, h_reverse = (), ()
+    if d_gates_ptr is not None:
+        # Each direction met the states of a group after one of the neighbouring group.
+        h = (load_next(states_ptr, states_base, states_t, position - 1, T, rows, V, STATE),)
+        h = h + load_whole(
+            states_ptr, states_base, states_t, group, phase, where, 0.0, V, STATES_VECTOR, EVEN, WHOLE, STATE
+        )
+        h_reverse = load_whole(
+            states_reverse_ptr, states_base, states_t, group, phase, where, 0.0, V, STATES_VECTOR, EVEN, WHOLE, STATE
+        )
+        h_reverse = h_reverse + (
+            load_next(states_reverse_ptr, states_base, states_t, position + V, T, rows, V, STATE),
+        )
+    g = exponentials(g, V, LOG)
+    ahead = scan_whole_backward(g, d, V, True, ONE_WARP)
+    back = scan_whole_backward(g, d_reverse, V, False, ONE_WARP)
+    if d_tokens_ptr is not None:
+        added = ()
+        for k in tl.static_range(V):
+            added = added + (ahead[k] + back[k],)
+        store_whole(
+            d_tokens_ptr, d_tokens_base, d_tokens_t, group, phase, where, added, V, D_TOKENS_VECTOR, EVEN, WHOLE
+        )
+    if d_gates_ptr is not None:
+        d_gates = ()
+        for k in tl.static_range(V):
+            d_gate = ahead[k] * h[k] + back[k] * h_reverse[k + 1]
+            if LOG:
+                d_gate = d_gate * g[k]
+            d_gates = d_gates + (d_gate,)
+        store_whole(d_gates_ptr, d_gates_base, d_gates_t, group, phase, where, d_gates, V, D_GATES_VECTOR, EVEN, WHOLE)
