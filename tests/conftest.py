@@ -40,9 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_CACHE] = os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="triton-cache-")
     config.stash[_SCAN] = "compiled"
     if INTERPRETING and importlib.util.find_spec("triton"):
-        from tests.interpreter import install_tree_scan
+        from tests.interpreter import quicken
 
-        config.stash[_SCAN] = "interpreted, " + ("tree scan" if install_tree_scan() else "Triton's own slow scan")
+        config.stash[_SCAN] = "interpreted, " + ("quickly" if quicken() else "as Triton does it, which is slow")
 
 
 _CACHE = pytest.StashKey[str]()

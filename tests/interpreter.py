@@ -1,31 +1,82 @@
-"""A fast associative scan for Triton's interpreter, which otherwise calls the combine function once a scalar.
+"""Triton's interpreter, several times faster: what it would do once a scalar or for nothing is done once or not at all.
 
-The replacement applies the combine function log2(n) times to whole blocks. It is some tens of times faster and,
-unlike the original, combines in the order of a tree: a combine function that is not associative shows.
+It calls the combine function of an associative scan once a scalar. The replacement applies it log2(n) times to whole
+blocks. It is some tens of times faster and, unlike the original, combines in the order of a tree: a combine function
+that is not associative shows.
+
+It replaces the language's functions by its own whenever a function calls another. Once a launch is enough.
+
+It computes whether integers overflow, and only in debug mode says so. Here it does both or neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import ScanOps
 
 # The private class is the same in these versions; in any other the slow original stays.
 KNOWN_VERSIONS = ("3.6.0", "3.7.1", "3.9.0")
 
 slow_scan = ScanOps.generic_scan
+_patch_always = interpreter._patch_lang  # type: ignore[attr-defined]
 
 
-def install_tree_scan() -> bool:
-    """Put the tree scan in the original's place; False where this Triton is not a known one."""
+def quicken() -> bool:
+    """Put all of it in place; False, and nothing is changed, where this Triton is not a known one."""
     if triton.__version__.split("+")[0] not in KNOWN_VERSIONS:
         return False
+    if interpreter._patch_lang is _patch_once:  # type: ignore[attr-defined]
+        return True
     ScanOps.generic_scan = tree_scan
+    interpreter._patch_lang = _patch_once  # type: ignore[attr-defined]
+    _set_options(debug=False, sanitize_overflow=False)
     return True
+
+
+@contextmanager
+def overflows_raise() -> Iterator[None]:
+    """Meanwhile integers that overflow end a launch in an exception."""
+    before = interpreter.interpreter_builder.options
+    _set_options(debug=True, sanitize_overflow=True)
+    try:
+        yield
+    finally:
+        interpreter.interpreter_builder.options = before
+
+
+def _set_options(**options: bool) -> None:
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, **options)
+
+
+# Which of the modules `tl` and `tl.core` the launch under way has replaced the functions of.
+_patched: set[int] = set()
+
+
+def _patch_once(function: Any) -> Any:
+    """What the interpreter calls before a launch and before every call of another function: the first one counts."""
+    modules = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
+    if modules and modules <= _patched:
+        return None
+    scope = _patch_always(function)
+    if hasattr(scope, "restore"):
+        _patched.update(modules)
+        restore = scope.restore
+
+        def restore_all() -> None:
+            _patched.clear()
+            restore()
+
+        scope.restore = restore_all
+    return scope
 
 
 def tree_scan(self: Any, operands: Sequence[Any]) -> list[Any]:

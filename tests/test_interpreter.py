@@ -1,4 +1,4 @@
-"""The tree scan of the interpreter against the interpreter's own, which goes from scalar to scalar."""
+"""The quick interpreter against Triton's own: the tree scan, what is replaced once a launch, integers that overflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import ScanOps
 
-from tests.interpreter import slow_scan, tree_scan
+from tests import interpreter
+from tests.interpreter import overflows_raise, slow_scan, tree_scan
 
 pytestmark = pytest.mark.interpreter
 
@@ -105,3 +106,58 @@ def test_bfloat16_operands_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(ScanOps, "generic_scan", tree_scan)
     with pytest.raises(Exception, match="cannot combine bfloat16 operands; convert them to float32"):
         _scan_bfloat16[(1,)](torch.ones(8, dtype=torch.bfloat16), torch.ones(8, dtype=torch.bfloat16))
+
+
+@triton.jit
+def _doubled(source, at):
+    return tl.load(source + at) * 2
+
+
+@triton.jit
+def _largest(source, at):
+    return tl.max(_doubled(source, at), 0) + tl.cdiv(tl.num_programs(0), 2)
+
+
+@triton.jit
+def _two_calls_deep(source, result):
+    at = tl.arange(0, 8)
+    tl.store(result + tl.program_id(0), _largest(source, at + tl.program_id(0)))
+
+
+def test_functions_are_replaced_once_a_launch_and_put_back(monkeypatch) -> None:
+    calls, own = [], interpreter._patch_always
+    monkeypatch.setattr(interpreter, "_patch_always", lambda function: calls.append(function) or own(function))
+    source, before = torch.arange(10, dtype=torch.int32), (tl.load, tl.tensor.__add__)
+    results = []
+    for patch in (interpreter._patch_once, interpreter._patch_always):
+        monkeypatch.setattr(triton.runtime.interpreter, "_patch_lang", patch)
+        calls.clear()
+        results.append(torch.zeros(3, dtype=torch.int32))
+        _two_calls_deep[(3,)](source, results[-1])
+        assert (tl.load, tl.tensor.__add__) == before, "what a launch replaced is there again"
+        if patch is interpreter._patch_once:
+            # Its own module `tl`, and `tl.core` for the functions of Triton's standard library.
+            assert len(calls) <= 3 and not interpreter._patched
+    assert len(calls) > 6
+    assert results[0].tolist() == results[1].tolist() == [16, 18, 20]
+
+
+def test_a_failed_launch_leaves_nothing_replaced() -> None:
+    before = tl.load
+    with pytest.raises(Exception, match="cannot combine bfloat16 operands"):
+        _scan_bfloat16[(1,)](torch.ones(8, dtype=torch.bfloat16), torch.ones(8, dtype=torch.bfloat16))
+    assert tl.load is before and not interpreter._patched
+
+
+@triton.jit
+def _square(source, result):
+    tl.store(result, tl.load(source) * tl.load(source))
+
+
+def test_integers_that_overflow_are_noticed_where_asked() -> None:
+    source, result = torch.tensor([2**16], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    _square[(1,)](source, result)
+    assert result.item() == 0
+    with overflows_raise(), pytest.raises(Exception, match="int32 overflow detected"):
+        _square[(1,)](source, result)
+    _square[(1,)](source, result)

@@ -170,9 +170,9 @@ def main(arguments: list[str]) -> int:
         print("expected a GPU, or TRITON_INTERPRET=1: kernels run nowhere else.", file=sys.stderr)
         return 2
     if INTERPRETING:
-        from tests.interpreter import install_tree_scan
+        from tests.interpreter import quicken
 
-        install_tree_scan()
+        quicken()
     numbers = range(options.first, len(CALLS), options.every)
     with counted() as launches:
         for number in numbers:

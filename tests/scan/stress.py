@@ -249,9 +249,9 @@ def main(arguments: list[str]) -> int:
         print("expected a GPU, or TRITON_INTERPRET=1: kernels run nowhere else.", file=sys.stderr)
         return 2
     if INTERPRETING:
-        from tests.interpreter import install_tree_scan
+        from tests.interpreter import quicken
 
-        install_tree_scan()
+        quicken()
     # Outputs begin as NaN.
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
