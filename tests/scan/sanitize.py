@@ -93,6 +93,8 @@ CALLS = [
     Call(Case(65, rows=(2, 1024), dim=-2, reverse=True)),
     Call(Case(65, _BF16, rows=(2, 4096), dim=-2)),
     Call(Case(300, rows=(2, 70), dim=-2, lengths=(40, 0, 200)), tile=tuning.Tile(64, 16, 8, 8)),
+    Call(Case(301, _BF16, rows=(2, 1024), dim=-2, lengths=(40, 0, 200), initial=True, reverse=True)),
+    Call(Case(1030, rows=(2, 5), dim=-2, initial=True, reverse=True)),
     # Rows shared by programs: small tiles and windows, then what tuning chooses for long rows, whole and not.
     Call(Case(129, rows=(2,), initial=True), tile=_SHARED),
     Call(Case(230, _BF16, rows=(3,), reverse=True, log=True), tile=_SHARED_NARROW),

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from scan import linear_scan
+from scan import linear_scan, tuning
+from tests.scan import sanitize
 from tests.scan.budget import assert_within, expected
+from tests.scan.calls import Call
 from tests.scan.cases import Case, bits, draw, grid, laid_out
 from tests.scan.runs import check, run
 
@@ -224,3 +226,25 @@ def _untouched(n: int) -> Tensor:
 def test_bits_tell_signs_and_nan() -> None:
     values = torch.tensor([0.0, float("nan")])
     assert torch.equal(bits(values), bits(values.clone())) and not torch.equal(bits(values[0]), bits(-values[0]))
+
+
+# Of 16 bits, as channels enough run ahead in shared memory; whole tiles and not, blocks of channels and what is left.
+AT_ONCE = [
+    Call(
+        Case(T, dtype, rows=(2, C), dim=-2, reverse=reverse, initial=initial, lengths=lengths, log=log),
+        tile=tuning.Tile(32, 4, width, 4, stages),
+    )
+    for T, dtype, C, lengths, initial, log, width, stages in [
+        (128, torch.bfloat16, 32, None, False, False, 8, 3),
+        (96, torch.float16, 64, None, True, False, 4, 5),
+        (75, torch.bfloat16, 40, None, True, True, 8, 4),
+        (1, torch.bfloat16, 32, None, True, False, 8, 3),
+        (99, torch.bfloat16, 32, (33, 0, 31, 7), True, False, 8, 3),
+    ]
+    for reverse in (False, True)
+]
+
+
+@pytest.mark.parametrize("call", AT_ONCE, ids=str)
+def test_steps_that_run_ahead_at_once(call: Call, kernel_device: torch.device) -> None:
+    sanitize.check(call, kernel_device)
