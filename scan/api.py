@@ -139,7 +139,7 @@ def linear_scan_bidirectional(
     if known and one:
         both = shared.repeat(gates, tokens, dim, log_gates, True, reduce == "sum")
         if both is not None:
-            return _reduced(both, reduce, dim)
+            return _reduced(*both, reduce, dim)
     output = repeat_both(ahead, back, cu_seqlens, dim, log_gates, True) if known else None
     if output is None:
         checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
@@ -147,24 +147,31 @@ def linear_scan_bidirectional(
         checks.branches(tokens, tokens_reverse, reduce)
         both = shared.scan(gates, tokens, dim, log_gates, True, reduce == "sum") if one else None
         if both is not None:
-            return _reduced(both, reduce, dim)
+            return _reduced(*both, reduce, dim)
         output = scan_both(ahead, back, cu_seqlens, dim, log_gates, True)
-    return _reduced((None, *output), reduce, dim)
+    return _reduced(None, *output, reduce, dim)
 
 
-def _reduced(outputs: tuple[Tensor | None, ...], reduce: str | None, dim: int) -> BidirectionalOutput:
+def _reduced(
+    added: Tensor | None,
+    states: Tensor | None,
+    states_reverse: Tensor | None,
+    final: Tensor | None,
+    final_reverse: Tensor | None,
+    reduce: str | None,
+    dim: int,
+) -> BidirectionalOutput:
     """From the sum of the states of both directions, or each, and both final states."""
-    added, states, states_reverse, final, final_reverse = outputs
     assert final is not None and final_reverse is not None
     if added is not None:
         return BidirectionalOutput(added, None, final, final_reverse)
     assert states is not None and states_reverse is not None
+    if reduce is None:
+        return BidirectionalOutput(states, states_reverse, final, final_reverse)
     if reduce == "sum":
         return BidirectionalOutput(states + states_reverse, None, final, final_reverse)
-    if reduce == "cat":
-        channels = -2 if dim == -1 else -1
-        return BidirectionalOutput(torch.cat((states, states_reverse), channels), None, final, final_reverse)
-    return BidirectionalOutput(states, states_reverse, final, final_reverse)
+    channels = -2 if dim == -1 else -1
+    return BidirectionalOutput(torch.cat((states, states_reverse), channels), None, final, final_reverse)
 
 
 def scan_causal(gates: Tensor, tokens: Tensor, args: Mapping[str, Any] | None = None) -> Tensor:

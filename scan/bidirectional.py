@@ -48,16 +48,19 @@ def repeat(
     if (
         not (initial is initial_reverse is cu_seqlens is None)
         or not ops.is_repeatable(gates, tokens, dim, False, log_gates)
-        or not ops.is_repeatable(gates_reverse, tokens_reverse, dim, False, log_gates)
+        or not ops.is_plain(gates_reverse, tokens_reverse)
     ):
         return None
-    pair = ops.alive(gates), ops.alive(tokens)
-    pair_reverse = ops.alive(gates_reverse), ops.alive(tokens_reverse)
+    gates, tokens = ops.alive(gates), ops.alive(tokens)
+    gates_reverse, tokens_reverse = ops.alive(gates_reverse), ops.alive(tokens_reverse)
+    pair, pair_reverse = (gates, tokens), (gates_reverse, tokens_reverse)
     call = repeated.known_both(pair, pair_reverse, repeated.Options(dim, False, log_gates, want_final))
     if call is None:
         return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (*pair, *pair_reverse)):
-        return _RepeatBoth.apply(*pair, *pair_reverse, call)  # type: ignore[return-value]
+    if torch.is_grad_enabled() and (
+        gates.requires_grad or tokens.requires_grad or gates_reverse.requires_grad or tokens_reverse.requires_grad
+    ):
+        return _RepeatBoth.apply(gates, tokens, gates_reverse, tokens_reverse, call)  # type: ignore[return-value]
     return repeated.forward_both(call, pair, pair_reverse)
 
 
@@ -112,7 +115,7 @@ class _RepeatBoth(torch.autograd.Function):
             and d_states is not None
             and d_reverse is not None
             and d_final is d_final_reverse is None
-            and not any(ops.backward_for(d, None) for d in (d_states, d_reverse))
+            and ops.backward_for(d_states, d_reverse) is None
         ):
             ahead, back = (gates, states, d_states), (gates_reverse, states_reverse, d_reverse)
             pair, pair_reverse = repeated.backward_both(ctx.call, ahead, back)

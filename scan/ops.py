@@ -101,15 +101,22 @@ def is_repeatable(gates: Tensor, tokens: Tensor, dim: int, reverse: bool, log_ga
     """Whether unchecked arguments are of the kind that `repeat.py` takes: on a GPU, and nothing is traced."""
     return not (
         torch.compiler.is_compiling()
-        or type(gates) not in _PLAIN
-        or type(tokens) not in _PLAIN
-        or not tokens.is_cuda
+        or not is_plain(gates, tokens)
         or type(dim) is not int
         or type(reverse) is not bool
         or type(log_gates) is not bool
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def is_plain(gates: Tensor, tokens: Tensor) -> bool:
+    """Whether unchecked arguments are tensors on a GPU and nothing else."""
+    return not (
+        type(gates) not in _PLAIN
+        or type(tokens) not in _PLAIN
+        or not tokens.is_cuda
         or _is_batched(gates)
         or _is_batched(tokens)
     )

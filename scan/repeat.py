@@ -115,17 +115,29 @@ def backward(
 
 def known_both(ahead: Pair, back: Pair, options: Options) -> Call | None:
     """The earlier call that `forward_both` may repeat for gates and tokens `ahead` and, in reverse, `back`."""
-    key = _key(*ahead, options)
-    call = _calls_of_both.get(key)
+    (gates, tokens), (gates_reverse, tokens_reverse) = ahead, back
+    call = _calls_of_both.get(_key(gates, tokens, options))
     if (
         call is None
-        or key != _key(*back, options)
-        or _low_bits([t.data_ptr() for t in (*ahead, *back)])
-        or not all(map(launch.is_stored, (*ahead, *back)))
-        or launch.is_elsewhere(ahead[1])
+        or not (gates is gates_reverse or _alike(gates, gates_reverse))
+        or not (tokens is tokens_reverse or _alike(tokens, tokens_reverse))
+        or (gates.data_ptr() | tokens.data_ptr() | gates_reverse.data_ptr() | tokens_reverse.data_ptr()) & 15
+        or not (launch.is_stored(gates) and launch.is_stored(tokens))
+        or not (launch.is_stored(gates_reverse) and launch.is_stored(tokens_reverse))
+        or launch.is_elsewhere(tokens)
     ):
         return None
     return call
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors lie alike on one device."""
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.device == other.device
+    )
 
 
 def first_both(ahead: Pair, back: Pair, options: Options) -> launch.Both:
@@ -177,12 +189,18 @@ def backward_both(
         and launch.is_stored(d_states_reverse)
         and not launch.is_elsewhere(d_states)
     ):
-        made = [(*each, torch.empty_like(each[0]), torch.empty_like(each[1])) for each in (ahead, back)]
-        addresses = [[t.data_ptr() for t in tensors] for tensors in made]
-        if not _low_bits([*addresses[0], *addresses[1]]):
-            none = (None, None, None)
-            plan.launch(*addresses[0], *none, *addresses[1], *none, None, *none, device=d_states.get_device())
-            return made[0][3:], made[1][3:]
+        (gates, states, _), (gates_reverse, states_reverse, _) = ahead, back
+        d_gates, d_tokens = torch.empty_like(gates), torch.empty_like(states)
+        d_gates_reverse, d_tokens_reverse = torch.empty_like(gates_reverse), torch.empty_like(states_reverse)
+        addresses = (
+            gates.data_ptr(), states.data_ptr(), d_states.data_ptr(), d_gates.data_ptr(), d_tokens.data_ptr(),
+            None, None, None,
+            gates_reverse.data_ptr(), states_reverse.data_ptr(), d_states_reverse.data_ptr(),
+            d_gates_reverse.data_ptr(), d_tokens_reverse.data_ptr(), None, None, None,
+        )  # fmt: skip
+        if not _low_bits(addresses):
+            plan.launch(*addresses, None, None, None, None, device=d_states.get_device())
+            return (d_gates, d_tokens), (d_gates_reverse, d_tokens_reverse)
     dim, _, log_gates, _ = call.options
     saved = [(gates, states, None, d, None) for gates, states, d in (ahead, back)]
     needs = ((True, True, False),) * 2

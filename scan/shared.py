@@ -180,14 +180,13 @@ class _Shared(torch.autograd.Function):
         d_sum, d_states, d_reverse, d_final, d_final_reverse = incoming
         gates, states, states_reverse = ctx.saved_tensors
         needs, call = ctx.needs_input_grad[:2], ctx.call
-        plain = d_final is d_final_reverse is None and not any(
-            ops.backward_for(d, None) for d in incoming if d is not None
-        )
+        # Of a sum there is one gradient, and else one of each direction.
+        single = d_sum if d_states is d_reverse is None else None
+        if d_sum is None and d_reverse is not None:
+            single = d_states
         gradients = None
-        if plain and d_sum is not None and d_states is d_reverse is None:
-            gradients = backward(call, gates, states, states_reverse, d_sum, None, needs)
-        elif plain and d_sum is None and d_states is not None and d_reverse is not None:
-            gradients = backward(call, gates, states, states_reverse, d_states, d_reverse, needs)
+        if single is not None and d_final is d_final_reverse is None and ops.backward_for(single, d_reverse) is None:
+            gradients = backward(call, gates, states, states_reverse, single, d_reverse, needs)
         if gradients is None:
             ahead = (gates, states, None, _plus(d_sum, d_states), d_final)
             back = (gates, states_reverse, None, _plus(d_sum, d_reverse), d_final_reverse)
