@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from paper import style
-from paper.measurements import Machine, Measurements, fraction_of
+from paper.measurements import Measurements, fraction_of
 from paper.steps import WAYS, steps
 from paper.tables.memory import rows_of
 from paper.trainings import trainings
@@ -29,11 +29,11 @@ class Situation:
 
 def make(measurements: Measurements, folder: Path) -> list[Float]:
     """One table; a situation that no record is about is left out."""
-    body = [[each.words, *_judged(each)] for each in _situations(measurements) if len(each.rows)]
-    body += _held(measurements)
-    if not body:
+    situations = [each for each in _situations(measurements) if len(each.rows)]
+    body = [[each.words, *_judged(each)] for each in situations] + _held(measurements)
+    if not situations:
         return []
-    names = listed(sorted({escape(machine.title) for machine in measurements.machines if _ours(machine)}))
+    names = listed(sorted({escape(machine.title) for each in situations for machine in each.rows["machine"]}))
     head = [r"situation & cases & fastest & ours & the fastest other & values \\"]
     caption = (
         f"When to use which, by the records of {names}. \\emph{{fastest}}: whose 95\\,\\% interval of the ratio lies "
@@ -44,10 +44,6 @@ def make(measurements: Measurements, folder: Path) -> list[Float]:
     ragged = r">{\raggedright\arraybackslash}"
     spec = rf"{ragged}p{{1.9in}}r{ragged}p{{1.6in}}l{ragged}p{{1.15in}}l"
     return [table("tab:brief:choice", spec, head, body, caption, gap="4pt")]
-
-
-def _ours(machine: Machine) -> bool:
-    return machine.origin != "published" and machine.hardware != "cpu"
 
 
 def _situations(measurements: Measurements) -> Iterator[Situation]:

@@ -188,6 +188,55 @@ def test_each_form_of_both_directions_has_a_table_and_calls_another(built: Path)
     assert all(line[4].startswith("1.6") or line[4].startswith("1.59") for line in calls)
 
 
+def brief_lines(built: Path, name: str, label: str) -> list[list[str]]:
+    """The cells of one of the paper's own tables; a heading is one cell."""
+    text = (built / "brief" / f"{name}.tex").read_text()
+    (body,) = re.findall(rf"label\{{{label}\}}.*?midrule\n(.*?)\\bottomrule", text, re.DOTALL)
+    return [line.removesuffix(r" \\").split(" & ") for line in body.splitlines()]
+
+
+def test_the_summary_has_least_median_and_most_of_every_experiment(built: Path, measured: Measurements) -> None:
+    lines_ = brief_lines(built, "summary", "tab:brief:summary")
+    rows = measured.rows
+    rows = rows[(rows["hardware"] == "h200") & (rows["stem"] == "speed") & (rows["level"] == "kernel")]
+    rows = rows[(rows["kind"] == "plain") & (rows["recorded_as"] == "ours") & (rows["dtype"] == "float32")]
+    forward = rows.loc[rows["mode"] == "forward", "fraction"]
+    assert lines_[1][0] == "float32"
+    assert lines_[1][2:5] == [f"{value:.2f}" for value in (forward.min(), forward.median(), forward.max())]
+    headings = " ".join(line[0] for line in lines_ if len(line) == 1)
+    for words in ("no power of two", "gradient of gates only", "packed", "channels last", "few rows", "shared, added"):
+        assert words in headings
+    assert [line[2] for line in lines_ if len(line) > 1].count("--") == 4, "fewer gradients have no forward"
+
+
+def test_who_is_fastest_is_computed(built: Path, synthetic: Path, write_results: Write, tmp_path: Path) -> None:
+    found = {line[0]: line[1:5] for line in brief_lines(built, "choice", "tab:brief:choice")}
+    assert found["kernels, 16 bits"][:2] == ["30", "ours"] and found["channels last"][3].startswith("transposed")
+    assert found["from the last step to the first"][1:4] == ["ours", "--", "none ran it"]
+    assert found["least memory, forward and backward"][1:3] == ["ours", "6.00 tensors"]
+    records = [json.loads(line) for line in (synthetic / "h200" / "speed.jsonl").read_text().splitlines()]
+    records = [each for each in records if each["case"]["dtype"] == "float32" and each["case"]["level"] == "kernel"]
+    records = [each for each in records if each["case"]["T"] <= 512 and each["case"]["mode"] == "forward"]
+    for each, factor in zip(records[:2], (0.5, 1.0), strict=True):
+        each["providers"]["linrec"]["samples_ms"] = [
+            factor * sample for sample in each["providers"]["ours"]["samples_ms"]
+        ]
+    build(gather(write_results(*records[:2])), tmp_path)
+    found = {line[0]: line[1:5] for line in brief_lines(tmp_path, "choice", "tab:brief:choice")}
+    assert found[r"kernels, float32, $T\le2048$"] == ["2", "linrec in 1 and even in 1", "0.50 to 1.00", "linrec"]
+
+
+def test_published_tables_stand_beside_ours(built: Path, synthetic: Path) -> None:
+    speed = brief_lines(built, "published", "tab:brief:published")
+    assert speed[0][:3] == ["128", "0.75", "1.05"] and len(speed) == 10 and len(speed[0]) == 13
+    taken = samples(synthetic, "speed", level="kernel", mode="forward", dtype="float32", T=128, reverse=False)
+    assert speed[0][9] == f"{paired(taken['warp'], taken['ours'])[0]:.2f}"
+    assert speed[1][3] == "--", "no call was measured at 256 in this data"
+    assert any(cell.endswith(r"$^\dagger$") for cell in speed[-1]), "warp is wrong at the longest in this data"
+    errors = brief_lines(built, "published", "tab:brief:errors")
+    assert ["8192", "2.06e-03", "overflowed"] in [line[:3] for line in errors]
+
+
 def test_layouts_show_one_shape_and_the_rest_is_in_the_table(figures: list[Figure]) -> None:
     labelled = {text.get_text() for figure in figures for legend in figure.legends for text in legend.get_texts()}
     assert {"transposed around ours", "ours, two launches", "warp between flips"} < labelled
