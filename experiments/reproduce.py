@@ -206,7 +206,7 @@ def where() -> Iterator[str]:
     yield f"Report: {OUTPUTS / 'report' / 'index.html'}"
     yield f"Figures and tables: {BUILD}"
     if shutil.which("latexmk"):
-        yield f"PDF: {BUILD / 'paper.pdf'}"
+        yield f"PDF: {BUILD / 'paper.pdf'}, and every case: {BUILD / 'supplement.pdf'}"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from experiments.store import RECORD, failures, finite
 PATIENCE_S = 60.0
 """After this long wandb is given up: for a whole call, and so for any chain of fallbacks inside it."""
 TABLE = "results.csv"
-BUILT = ("figures", "tables", "numbers.tex", "claims.tex", "paper.pdf")
+BUILT = ("figures", "tables", "numbers.tex", "claims.tex", "paper.pdf", "supplement.pdf")
 """What `figures` logs of a folder that `python -m paper` built."""
 LONGEST_TAG = 64
 

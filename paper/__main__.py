@@ -1,4 +1,4 @@
-"""`python -m paper`: figures, tables, numbers and the PDF from stored results."""
+"""`python -m paper`: figures, tables, numbers, the paper and its supplement from stored results."""
 
 import argparse
 import importlib
@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paper import claims, figures, latex, numbers, tables
+from paper import brief, claims, figures, latex, numbers, tables
 from paper.measurements import Measurements, ResultsError, gather
 from paper.typeset import Float
 
 HERE = Path(__file__).parent
-SOURCES = ("main.tex", "artifact.tex", "references.bib")
+SOURCES = ("preamble.tex", "main.tex", "artifact.tex", "supplement.tex", "references.bib")
+KINDS = {"brief": brief, "figures": figures, "tables": tables}
+"""What the paper shows, and what the supplement does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{sum(len(made) for made in floats.values())} figures and tables are in {chosen.out}.")
         if latex.available():
             newest = numbers.newest(measurements)
-            print(f"The paper is {latex.compile_pdf(chosen.out, int(newest.timestamp()) if newest else 0)}.")
+            paper, supplement = latex.compile_pdfs(chosen.out, int(newest.timestamp()) if newest else 0)
+            print(f"The paper is {paper}, its supplement {supplement}.")
         else:
             print(f"There is no PDF, because latexmk is not installed; on Debian: {latex.INSTALL}.")
     except (ResultsError, claims.ClaimError, latex.LatexError) as error:
@@ -43,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build(measurements: Measurements, folder: Path) -> dict[str, list[Float]]:
     """Writes everything that the LaTeX sources input, and the sources; returns the floats by file name."""
     floats = {}
-    for package, kind in ((figures, "figures"), (tables, "tables")):
+    for kind, package in KINDS.items():
         (folder / kind).mkdir(parents=True, exist_ok=True)
         for found in pkgutil.iter_modules(package.__path__):
             module = importlib.import_module(f"paper.{kind}.{found.name}")
-            made = module.make(measurements, folder) if kind == "figures" else module.make(measurements)
+            made = module.make(measurements) if kind == "tables" else module.make(measurements, folder)
             floats[f"{kind}/{found.name}"] = made
             text = "\n\n".join(each.body for each in made)
             (folder / kind / f"{found.name}.tex").write_text(text + "\n", encoding="utf-8")

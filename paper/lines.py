@@ -1,5 +1,7 @@
 """Lines of measurements in panels: bars for the interval, hollow where wrong, crosses where it diverged."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -62,6 +64,19 @@ def fractions(rows: pd.DataFrame, margin: float, joined: bool = True) -> tuple[F
             fraction(axes[i][j], points, rows, f"{style.MODES[mode]}, {dtype}", joined)
         axes[i][0].set_ylabel("fraction of roofline")
     return figure, axes
+
+
+def row_of_fractions(
+    rows: pd.DataFrame, kinds: Sequence[tuple[str, str]], height_in: float, width_in: float, joined: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """Panels side by side for some pairs of mode and dtype, as `fractions` draws them."""
+    figure, axes = style.grid(1, len(kinds), height_in, width_in=width_in)
+    dtypes = {dtype for _, dtype in kinds}
+    for panel, (mode, dtype) in zip(axes[0], kinds, strict=True):
+        title = style.MODES[mode] + (f", {dtype}" if len(dtypes) > 1 else "")
+        fraction(panel, rows[(rows["mode"] == mode) & (rows["dtype"] == dtype)], rows, title, joined)
+    axes[0][0].set_ylabel("fraction of roofline")
+    return figure, axes[0]
 
 
 def fraction(panel: Axes, points: pd.DataFrame, rows: pd.DataFrame, title: str, joined: bool = True) -> None:

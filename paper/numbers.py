@@ -5,7 +5,7 @@
 wrong or failed does not count.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -16,9 +16,12 @@ import pandas as pd
 from paper import faults, style
 from paper.cells import one
 from paper.forms import PEERS, over
-from paper.measurements import Machine, Measurements
+from paper.measurements import Machine, Measurements, fraction_of
 from paper.packings import packings
+from paper.steps import WAYS, steps
+from paper.tables.memory import rows_of
 from paper.tables.packing import host_ratio
+from paper.trainings import trainings
 from paper.typeset import Float, decimals, escape, listed, power, significant, span
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +33,16 @@ MISSING = {
     "precision": ("the precision experiment", "figure", "precision"),
 }
 """Of what, what is not there, and the experiment that measures it."""
+OTHERS = {
+    "layouts": "channels last",
+    "few_rows": "few rows",
+    "bidirectional": "both directions",
+    "compile": "compiled layers",
+    "memory": "memory",
+    "training": "training",
+}
+"""Experiments whose paragraph is left out where they were not measured."""
+STEMS = ("speed", "packing", "precision", *OTHERS)
 NOISY = 5
 """Times the width of the kernels' intervals; beyond it the text calls calls through the API noisy."""
 LONGEST_CASE_S = 600
@@ -51,7 +64,8 @@ def make(measurements: Measurements, floats: Mapping[str, Iterable[Float]]) -> s
     numbers += _limits(measurements, "layouts", ("transposed", "hgrn"))
     numbers += _limits(measurements, "few_rows", ("scalar", "complex"))
     numbers += _limits(measurements, "bidirectional", PEERS)
-    numbers += [*_precision(measurements), *_published(measurements), *_cpu(measurements)]
+    numbers += [*_precision(measurements), *_compile(measurements), *_memory(measurements), *_training(measurements)]
+    numbers += [*_published(measurements), *_cpu(measurements), *_durations(measurements)]
     numbers += [Number(key, text, (_source(row),)) for key, text, row in faults.make(measurements)]
     date = newest(measurements)
     if date is not None:
@@ -64,6 +78,9 @@ def make(measurements: Measurements, floats: Mapping[str, Iterable[Float]]) -> s
         lines.append(rf"\definenumber{{{number.key}}}{{{number.text}}}")
     lines += [rf"\definenumber{{{key}}}{{{text}}}" for key, text in _references(floats).items()]
     lines += [rf"\definenumber{{missing.{word}}}{{{_missing(word)}}}" for word in MISSING]
+    absent = [stem for stem in OTHERS if measurements.main(stem) is None]
+    if absent:
+        lines.append(rf"\definenumber{{missing.others}}{{{_missing_others(absent)}}}")
     return "\n".join(lines) + "\n"
 
 
@@ -81,18 +98,21 @@ def _source(row: pd.Series) -> str:
     return f"{named}  case_id={row['case_id']}  provider={row['recorded_as']}"
 
 
-def _range(prefix: str, rows: pd.DataFrame, column: str, digits: int | None = 2) -> list[Number]:
-    """Least and greatest of a column, to so many decimals, or to three digits."""
+def _range(prefix: str, rows: pd.DataFrame, column: str, show: Callable[[float], str] = decimals) -> list[Number]:
+    """Least and greatest of a column."""
     rows = rows[rows[column].notna()]
     if rows.empty:
         return []
     numbers = []
     ordered = rows.sort_values(column, kind="stable")
     for word, row in (("least", ordered.iloc[0]), ("greatest", ordered.iloc[-1])):
-        value = float(row[column])
-        text = significant(value) if digits is None else decimals(value, digits)
-        numbers.append(Number(f"{prefix}.{word}", text, (_source(row),)))
+        numbers.append(Number(f"{prefix}.{word}", show(float(row[column])), (_source(row),)))
     return numbers
+
+
+def _times(value: float) -> str:
+    """A ratio: two decimals, and of large ones three digits."""
+    return decimals(value) if value < 10 else significant(value)
 
 
 def _machine(prefix: str, machine: Machine, rows: pd.DataFrame, run: pd.DataFrame) -> list[Number]:
@@ -107,12 +127,10 @@ def _machine(prefix: str, machine: Machine, rows: pd.DataFrame, run: pd.DataFram
         values = sorted(set(rows.loc[rows[word] > 0, word])) or [0]
         for name, value in (("least", values[0]), ("greatest", values[-1])):
             numbers.append(Number(f"{prefix}.{word}.{name}", str(value), first))
-    stamps = sorted(datetime.fromisoformat(stamp) for stamp in set(run["measured_at"].dropna()))
-    gaps = [(after - before).total_seconds() for before, after in pairwise(stamps)]
-    working = sum(gap for gap in gaps if gap < LONGEST_CASE_S)
-    if working:
+    minutes = _working_minutes(run)
+    if minutes:
         source = ("the measured_at of the same records",)
-        numbers.append(Number(f"{prefix}.minutes", significant(working / 60, 2), source))
+        numbers.append(Number(f"{prefix}.minutes", significant(minutes, 2), source))
     numbers.append(Number(f"{prefix}.cases", str(run["case_id"].nunique()), ("their case_id",)))
     return numbers
 
@@ -132,7 +150,7 @@ def _speed(measurements: Measurements) -> list[Number]:
             numbers += _range(f"{prefix}.fraction", group, "fraction")
         if provider in ("ours", PUBLISHED):
             numbers += _range(f"{prefix}.over_warp", group, "over_warp")
-        numbers += _range(f"{prefix}.host_us", group, "host_median_us", None)
+        numbers += _range(f"{prefix}.host_us", group, "host_median_us", significant)
     return numbers + _host(rows[rows["status"] == "ok"])
 
 
@@ -183,6 +201,11 @@ def _packing(measurements: Measurements) -> list[Number]:
     for (mode, dtype, provider), group in right[right["level"] == "kernel"].groupby(["mode", "dtype", "provider"]):
         if provider != "roofline":
             numbers += _range(f"packing.kernel.{mode}.{dtype}.{provider}.fraction", group, "fraction")
+        if provider == "ours":
+            ratios = [over(row, "hgrn")[0] for _, row in group.iterrows()]
+            numbers += _range(
+                f"packing.kernel.{mode}.{dtype}.ours.over_hgrn", group.assign(over=ratios), "over", _times
+            )
     calls = right[(right["level"] == "api") & (right["provider"] == "ours") & right["host_median_us"].notna()]
     for (mode, dtype), group in calls.groupby(["mode", "dtype"]):
         found = packings(group)
@@ -209,7 +232,7 @@ def _limits(measurements: Measurements, stem: str, peers: Iterable[str]) -> list
         numbers += _range(f"{prefix}.{provider}.fraction", group, "fraction")
         for peer in peers if provider == "ours" else ():
             ratios = [over(row, peer)[0] for _, row in group.iterrows()]
-            numbers += _range(f"{prefix}.over_{peer}", group.assign(over=ratios), "over")
+            numbers += _range(f"{prefix}.over_{peer}", group.assign(over=ratios), "over", _times)
     return numbers
 
 
@@ -229,6 +252,62 @@ def _precision(measurements: Measurements) -> list[Number]:
             sources = tuple(_source(row) for _, row in failed.iterrows())
             numbers.append(Number(f"precision.{gates}.{dtype}.{provider}.failed", lengths, sources))
     return numbers
+
+
+def _compile(measurements: Measurements) -> list[Number]:
+    """The time of a training step in each way over that of ours compiled, and graph breaks."""
+    machine = measurements.main("compile")
+    if machine is None:
+        return []
+    rows = steps(measurements, machine)
+    rows = rows[(rows["mode"] == "forward_backward") & (rows["status"] == "ok") & rows["median_ms"].notna()]
+    numbers = []
+    for (dtype, name), group in rows.groupby(["dtype", "recorded_as"], sort=True):
+        ratios = [fraction_of(row, "ours", of=str(name))[0] for _, row in group.iterrows()]
+        if name != "ours" and name in WAYS:
+            numbers += _range(f"compile.{dtype}.over_{name}", group.assign(over=ratios), "over", _times)
+        numbers += _range(f"compile.{dtype}.{name}.breaks", group, "graph_breaks", lambda count: decimals(count, 0))
+    return numbers
+
+
+def _memory(measurements: Measurements) -> list[Number]:
+    machine = measurements.main("memory")
+    if machine is None:
+        return []
+    rows = rows_of(measurements, machine)
+    return _range("memory.ours.dense", rows[(rows["recorded_as"] == "ours") & (rows["status"] == "ok")], "dense")
+
+
+def _training(measurements: Measurements) -> list[Number]:
+    """How far curves are from the exact one."""
+    machine = measurements.main("training")
+    if machine is None:
+        return []
+    rows = trainings(measurements, machine)
+    numbers = []
+    for (dtype, name), group in rows[rows["status"] == "ok"].groupby(["dtype", "recorded_as"], sort=True):
+        numbers += _range(f"training.{dtype}.{name}.of_rounding", group, "of_rounding")
+    return numbers
+
+
+def _durations(measurements: Measurements) -> list[Number]:
+    """How long the experiments took, in one sentence."""
+    said = []
+    for stem in STEMS:
+        machine = measurements.main(stem)
+        if machine is not None:
+            rows = measurements.rows
+            run = rows[(rows["machine"] == machine) & (rows["stem"] == stem)]
+            minutes = _working_minutes(run)
+            if minutes:
+                said.append(f"{escape(stem)} {significant(minutes, 2)} minutes ({run['case_id'].nunique()} cases)")
+    return [Number("times", listed(said), ("the measured_at of all records of each",))] if said else []
+
+
+def _working_minutes(run: pd.DataFrame) -> float:
+    stamps = sorted(datetime.fromisoformat(stamp) for stamp in set(run["measured_at"].dropna()))
+    gaps = [(after - before).total_seconds() for before, after in pairwise(stamps)]
+    return sum(gap for gap in gaps if gap < LONGEST_CASE_S) / 60
 
 
 def _published(measurements: Measurements) -> list[Number]:
@@ -263,7 +342,7 @@ def _references(floats: Mapping[str, Iterable[Float]]) -> dict[str, str]:
     for name, made in floats.items():
         labels = [each.label for each in made]
         if labels:
-            word = ("Figure" if name.startswith("figures/") else "Table") + ("s" if len(labels) > 1 else "")
+            word = ("Figure" if labels[0].startswith("fig:") else "Table") + ("s" if len(labels) > 1 else "")
             references[f"refs.{name}"] = f"{word}~{span(labels)}"
     return references
 
@@ -274,4 +353,12 @@ def _missing(word: str) -> str:
         rf"No measurement of {what} on a GPU was stored when this copy was built, so there is no {kind} of it; "
         rf"\texttt{{python -m experiments -m experiment={stem}}} on a machine with a GPU, "
         r"\texttt{python -m experiments.collect} and \texttt{python -m paper} add it."
+    )
+
+
+def _missing_others(stems: Iterable[str]) -> str:
+    named = listed([rf"{OTHERS[stem]} (\texttt{{{escape(stem)}}})" for stem in stems])
+    return (
+        f"Not measured on a GPU when this copy was built, and therefore without a paragraph: {named}; "
+        r"\texttt{python -m experiments -m experiment=} with the word in brackets measures one."
     )

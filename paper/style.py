@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 
@@ -12,9 +13,10 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullLocator
 
 TEXT_WIDTH_IN = 7.0
+COLUMN_WIDTH_IN = 3.375
 DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
 MODES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 QUANTITIES = {"states": "states", "d_gates": "gradient of gates", "d_tokens": "gradient of tokens"}
@@ -69,9 +71,39 @@ def in_order(providers: object) -> list[str]:
 
 
 def grid(
-    rows: int, columns: int, height_in: float, share_y: bool = True, share_x: bool = True
+    rows: int,
+    columns: int,
+    height_in: float,
+    share_y: bool | Literal["row"] = True,
+    share_x: bool = True,
+    width_in: float = TEXT_WIDTH_IN,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of small panels as wide as the text, with room for a legend above."""
+    """A figure of small panels, as wide as the text unless told otherwise, with room for a legend above."""
+    look_alike()
+    figure, axes = pyplot.subplots(
+        rows,
+        columns,
+        figsize=(width_in, height_in),
+        sharex=share_x,
+        sharey=share_y,
+        squeeze=False,
+        layout="constrained",
+    )
+    return figure, [list(row) for row in axes]
+
+
+def blank(height_in: float) -> tuple[Figure, Axes]:
+    """A figure as wide as the text to draw on, in inches from its lower left corner."""
+    look_alike()
+    figure = pyplot.figure(figsize=(TEXT_WIDTH_IN, height_in))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, TEXT_WIDTH_IN), ylim=(0, height_in), xticks=[], yticks=[])
+    axes.set_axis_off()
+    return figure, axes
+
+
+def look_alike() -> None:
+    """Sets type and lines for all that is drawn from here on."""
     pyplot.rcParams.update(
         {
             "font.family": "STIXGeneral",  # comes with matplotlib and matches the text's Times
@@ -94,16 +126,6 @@ def grid(
             "pdf.fonttype": 42,
         }
     )
-    figure, axes = pyplot.subplots(
-        rows,
-        columns,
-        figsize=(TEXT_WIDTH_IN, height_in),
-        sharex=share_x,
-        sharey=share_y,
-        squeeze=False,
-        layout="constrained",
-    )
-    return figure, [list(row) for row in axes]
 
 
 def time_axis(axes: Axes, lengths: list[int]) -> None:
@@ -127,12 +149,17 @@ def limit(axes: Axes, label: str) -> None:
     axes.axhline(1.0, color="black", linewidth=1.0, zorder=1.8, label=label)
 
 
+def halves(axes: Axes) -> None:
+    """Labels at 0, 0.5 and 1 where a panel is low."""
+    axes.yaxis.set_major_locator(MultipleLocator(0.5))
+
+
 def plain_log_axis(axes: Axes) -> None:
-    """Labels 1, 2, 5, 10 instead of powers on a logarithmic axis, if it spans little."""
+    """Labels 1, 2, 5, 10 instead of powers on a logarithmic axis, if it spans little; more of them if very little."""
     low, high = axes.get_ylim()
     if high > 1000 * low:
         return
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 5 * low else (1, 1.2, 1.5, 2, 3, 4, 6, 8)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 
@@ -146,8 +173,9 @@ def legend_above(figure: Figure, axes: list[list[Axes]]) -> None:
     for columns in range(min(6, len(handles)), 0, -1):
         labels = [label for first in range(columns) for label in list(handles)[first::columns]]
         legend = figure.legend(
-            [handles[label] for label in labels], labels, loc="outside upper center", ncols=columns, frameon=False
-        )
+            [handles[label] for label in labels], labels, loc="outside upper center", ncols=columns, frameon=False,
+            columnspacing=1.1, handlelength=2.2,
+        )  # fmt: skip
         if legend.get_window_extent().width <= figure.bbox.width:
             return
         legend.remove()

@@ -68,21 +68,34 @@ def span(labels: Sequence[str]) -> str:
     return rf"\ref{{{labels[0]}}}" + (" and~" if len(labels) == 2 else "--") + rf"\ref{{{labels[-1]}}}"
 
 
-def figure(label: str, pdf: str, caption: str) -> Float:
-    """A figure as wide as the text."""
+def figure(label: str, pdf: str, caption: str, wide: bool = True) -> Float:
+    """A figure as wide as the text, or as a column of it."""
+    kind = "figure*" if wide else "figure"
     lines = [
-        r"\begin{figure*}[tp]\centering",
+        rf"\begin{{{kind}}}\centering",
         rf"\includegraphics{{{pdf}}}",
         rf"\caption{{{caption}}}\label{{{label}}}",
-        r"\end{figure*}",
+        rf"\end{{{kind}}}",
     ]
     return Float(label, "\n".join(lines))
 
 
-def table(label: str, columns: str, head: Sequence[str], body: Sequence[str | Sequence[str]], caption: str) -> Float:
-    """A table as wide as the text; a body line that is a string stands as it is, the others are cells."""
+def table(
+    label: str,
+    columns: str,
+    head: Sequence[str],
+    body: Sequence[str | Sequence[str]],
+    caption: str,
+    wide: bool = True,
+    gap: str = "2.5pt",
+) -> Float:
+    """A table as wide as the text, or as a column; a body line that is a string stands as it is, others are cells.
+
+    `gap` is half the space between columns.
+    """
+    kind = "table*" if wide else "table"
     lines = [
-        r"\begin{table*}[tp]\centering\footnotesize\setlength{\tabcolsep}{2.5pt}",
+        rf"\begin{{{kind}}}\centering\footnotesize\setlength{{\tabcolsep}}{{{gap}}}",
         rf"\caption{{{caption}}}\label{{{label}}}",
         rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
         r"\toprule",
@@ -91,7 +104,7 @@ def table(label: str, columns: str, head: Sequence[str], body: Sequence[str | Se
         *(line if isinstance(line, str) else " & ".join(line) + r" \\" for line in body),
         r"\bottomrule",
         r"\end{tabular}",
-        r"\end{table*}",
+        rf"\end{{{kind}}}",
     ]
     return Float(label, "\n".join(lines))
 

@@ -16,13 +16,21 @@ def make(measurements: Measurements, folder: Path) -> list[Float]:
     """A figure of each GPU that the kernels were measured on."""
     floats = []
     for machine in measurements.having("layouts", ("paper", "here")):
-        rows = measurements.every(machine, "layouts", level="kernel")
-        rows = rows[rows["fraction"].notna()]
+        rows = of_one_shape(measurements, machine)
         if len(rows):
-            shapes = rows.drop_duplicates(["B", "C", "T"])
-            B, C = Counter(zip(shapes["B"], shapes["C"], strict=True)).most_common(1)[0][0]
-            floats.append(_fractions(machine, rows[(rows["B"] == B) & (rows["C"] == C)], folder))
+            floats.append(_fractions(machine, rows, folder))
     return floats
+
+
+def of_one_shape(measurements: Measurements, machine: Machine) -> pd.DataFrame:
+    """The kernels of the B and C that were measured at most lengths."""
+    rows = measurements.every(machine, "layouts", level="kernel")
+    rows = rows[rows["fraction"].notna()]
+    if rows.empty:
+        return rows
+    shapes = rows.drop_duplicates(["B", "C", "T"])
+    B, C = Counter(zip(shapes["B"], shapes["C"], strict=True)).most_common(1)[0][0]
+    return rows[(rows["B"] == B) & (rows["C"] == C)]
 
 
 def _fractions(machine: Machine, rows: pd.DataFrame, folder: Path) -> Float:

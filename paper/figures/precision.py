@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from paper import lines, style
 from paper.captions import counts
@@ -33,26 +34,14 @@ def _wrongs() -> list[str]:
 
 
 def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path) -> Float:
-    quantities = [quantity for quantity in style.QUANTITIES if rows[f"{quantity}_factor"].notna().any()]
+    quantities = [each for each in style.QUANTITIES if rows[f"{each}_factor"].notna().any()]
     dtypes = [dtype for dtype in style.DTYPES if dtype in set(rows["dtype"])]
     figure_, axes = style.grid(len(quantities), len(dtypes), 0.75 + 1.4 * len(quantities))
-    for i, quantity in enumerate(quantities):
+    for i, each in enumerate(quantities):
         for j, dtype in enumerate(dtypes):
-            panel = axes[i][j]
-            points = rows[rows["dtype"] == dtype]
-            panel.set_yscale("log")
-            style.limit(panel, "rounded once")
-            for provider in style.in_order(points["provider"]):
-                look = style.look(provider)
-                of_provider = points[points["provider"] == provider]
-                lost = of_provider[f"{quantity}_failed"] | _off_scale(of_provider, quantity)
-                lines.draw(
-                    panel, of_provider.assign(lost=lost, status=_judged(of_provider, quantity)), f"{quantity}_factor",
-                    look.label, look,
-                    provider in ("ours", CHANNELS_LAST), "lost",
-                )  # fmt: skip
-            style.time_axis(panel, sorted(set(rows["T"])))
-            panel.set_title(f"{style.QUANTITIES[quantity]}, {dtype}")
+            quantity(axes[i][j], rows[rows["dtype"] == dtype], each)
+            style.time_axis(axes[i][j], sorted(set(rows["T"])))
+            axes[i][j].set_title(f"{style.QUANTITIES[each]}, {dtype}")
         axes[i][0].set_ylabel("RMSE / rounding error")
     shown = [rows.loc[~rows[f"{each}_failed"] & ~_off_scale(rows, each), f"{each}_factor"].max() for each in quantities]
     for panel in (panel for row in axes for panel in row):
@@ -74,6 +63,17 @@ def _of_rounding(machine: Machine, gates: str, rows: pd.DataFrame, folder: Path)
         + _beyond(rows, quantities)
     )
     return figure(f"fig:precision:{gates}:{machine.slug}", pdf, caption)
+
+
+def quantity(panel: Axes, points: pd.DataFrame, name: str) -> None:
+    """Every provider's error of a quantity over T, beside the error of rounding once."""
+    panel.set_yscale("log")
+    style.limit(panel, "rounded once")
+    for provider in style.in_order(points["provider"]):
+        look = style.look(provider)
+        own = points[points["provider"] == provider]
+        own = own.assign(lost=own[f"{name}_failed"] | _off_scale(own, name), status=_judged(own, name))
+        lines.draw(panel, own, f"{name}_factor", look.label, look, provider in ("ours", CHANNELS_LAST), "lost")
 
 
 def _judged(rows: pd.DataFrame, quantity: str) -> pd.Series:

@@ -31,7 +31,7 @@ def _trained(machine: Machine, rows: pd.DataFrame, folder: Path) -> Float:
     for i, T in enumerate(lengths):
         of_length = rows[rows["T"] == T]
         for j, dtype in enumerate(dtypes):
-            _losses(axes[i][j], of_length[of_length["dtype"] == dtype])
+            losses(axes[i][j], of_length[of_length["dtype"] == dtype])
         axes[i][0].set_ylabel(f"loss, T = {T}")
         _speeds(axes[i][-1], of_length, dtypes)
     for panel, title in zip(axes[0], [*dtypes, "tokens per second, millions"], strict=True):
@@ -52,12 +52,14 @@ def _trained(machine: Machine, rows: pd.DataFrame, folder: Path) -> Float:
     return figure(f"fig:training:{machine.slug}", pdf, caption)
 
 
-def _losses(panel: Axes, rows: pd.DataFrame) -> None:
+def losses(panel: Axes, rows: pd.DataFrame) -> None:
     """Curves over steps, ours in front; a cross where one is lost."""
     if rows.empty:
         return
     exact = rows.iloc[0]["exact_losses"] or []
     panel.plot(range(len(exact)), exact, color="#cccccc", linewidth=4, zorder=1.5, label="exact states")
+    steps = max(map(len, rows["losses"]))
+    panel.set_xticks([0, steps // 2, steps])
     names = style.in_order(rows["recorded_as"])
     for number, name in enumerate(names):
         row, look = rows[rows["recorded_as"] == name].iloc[0], style.look(name)

@@ -187,7 +187,8 @@ def test_a_gpu_measures_the_papers_sweeps(steps, monkeypatch, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "Milliseconds a call" not in shown, "records of another device are not this machine's"
     assert "== What could not be done here\nNothing was left out.\n" in shown
-    assert shown.splitlines()[-1] == f"PDF: {tmp_path / 'build' / 'paper.pdf'}"
+    build = tmp_path / "build"
+    assert shown.splitlines()[-1] == f"PDF: {build / 'paper.pdf'}, and every case: {build / 'supplement.pdf'}"
 
 
 def test_quick_measures_less_in_limited_time_and_says_so(steps, capsys, monkeypatch):

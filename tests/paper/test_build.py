@@ -32,18 +32,21 @@ def inputs(folder: Path) -> set[str]:
     return found
 
 
+DOCUMENTS = {"main.tex", "supplement.tex"}
+
+
 def files(folder: Path) -> set[str]:
     return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_every_input_has_a_maker_and_nothing_is_made_in_vain(built: Path) -> None:
-    assert inputs(built) == files(built) - {"main.tex"}
+    assert inputs(built) == files(built) - DOCUMENTS
     assert set(SOURCES) < files(built)
 
 
 def test_with_the_published_tables_alone_every_input_is_there(published, tmp_path: Path) -> None:
     build(published, tmp_path)
-    assert inputs(tmp_path) == files(tmp_path) - {"main.tex"}
+    assert inputs(tmp_path) == files(tmp_path) - DOCUMENTS
 
 
 def test_every_stem_has_a_figure_and_a_table(built: Path) -> None:
@@ -60,7 +63,7 @@ def test_every_reference_has_a_label(built: Path) -> None:
 
 
 def test_every_citation_has_an_entry_and_every_entry_a_citation(built: Path) -> None:
-    text = (built / "main.tex").read_text()
+    text = "".join((built / name).read_text() for name in DOCUMENTS)
     cited = {key for keys in re.findall(r"\\cite[pt]?\{([^}]+)\}", text) for key in keys.split(",")}
     entries = re.findall(r"^@\w+\{(\w+),", (built / "references.bib").read_text(), re.MULTILINE)
     assert cited == set(entries)
@@ -185,8 +188,57 @@ def test_each_form_of_both_directions_has_a_table_and_calls_another(built: Path)
     assert all(line[4].startswith("1.6") or line[4].startswith("1.59") for line in calls)
 
 
+def brief_lines(built: Path, name: str, label: str) -> list[list[str]]:
+    """The cells of one of the paper's own tables; a heading is one cell."""
+    text = (built / "brief" / f"{name}.tex").read_text()
+    (body,) = re.findall(rf"label\{{{label}\}}.*?midrule\n(.*?)\\bottomrule", text, re.DOTALL)
+    return [line.removesuffix(r" \\").split(" & ") for line in body.splitlines()]
+
+
+def test_the_summary_has_least_median_and_most_of_every_experiment(built: Path, measured: Measurements) -> None:
+    lines_ = brief_lines(built, "summary", "tab:brief:summary")
+    rows = measured.rows
+    rows = rows[(rows["hardware"] == "h200") & (rows["stem"] == "speed") & (rows["level"] == "kernel")]
+    rows = rows[(rows["kind"] == "plain") & (rows["recorded_as"] == "ours") & (rows["dtype"] == "float32")]
+    forward = rows.loc[rows["mode"] == "forward", "fraction"]
+    assert lines_[1][0] == "float32"
+    assert lines_[1][2:5] == [f"{value:.2f}" for value in (forward.min(), forward.median(), forward.max())]
+    headings = " ".join(line[0] for line in lines_ if len(line) == 1)
+    for words in ("no power of two", "gradient of gates only", "packed", "channels last", "few rows", "shared, added"):
+        assert words in headings
+    assert [line[2] for line in lines_ if len(line) > 1].count("--") == 4, "fewer gradients have no forward"
+
+
+def test_who_is_fastest_is_computed(built: Path, synthetic: Path, write_results: Write, tmp_path: Path) -> None:
+    found = {line[0]: line[1:5] for line in brief_lines(built, "choice", "tab:brief:choice")}
+    assert found["kernels, 16 bits"][:2] == ["30", "ours"] and found["channels last"][3].startswith("transposed")
+    assert found["from the last step to the first"][1:4] == ["ours", "--", "none ran it"]
+    assert found["least memory, forward and backward"][1:3] == ["ours", "6.00 tensors"]
+    records = [json.loads(line) for line in (synthetic / "h200" / "speed.jsonl").read_text().splitlines()]
+    records = [each for each in records if each["case"]["dtype"] == "float32" and each["case"]["level"] == "kernel"]
+    records = [each for each in records if each["case"]["T"] <= 512 and each["case"]["mode"] == "forward"]
+    for each, factor in zip(records[:2], (0.5, 1.0), strict=True):
+        each["providers"]["linrec"]["samples_ms"] = [
+            factor * sample for sample in each["providers"]["ours"]["samples_ms"]
+        ]
+    build(gather(write_results(*records[:2])), tmp_path)
+    found = {line[0]: line[1:5] for line in brief_lines(tmp_path, "choice", "tab:brief:choice")}
+    assert found[r"kernels, float32, $T\le2048$"] == ["2", "linrec in 1 and even in 1", "0.50 to 1.00", "linrec"]
+
+
+def test_published_tables_stand_beside_ours(built: Path, synthetic: Path) -> None:
+    speed = brief_lines(built, "published", "tab:brief:published")
+    assert speed[0][:3] == ["128", "0.75", "1.05"] and len(speed) == 10 and len(speed[0]) == 13
+    taken = samples(synthetic, "speed", level="kernel", mode="forward", dtype="float32", T=128, reverse=False)
+    assert speed[0][9] == f"{paired(taken['warp'], taken['ours'])[0]:.2f}"
+    assert speed[1][3] == "--", "no call was measured at 256 in this data"
+    assert any(cell.endswith(r"$^\dagger$") for cell in speed[-1]), "warp is wrong at the longest in this data"
+    errors = brief_lines(built, "published", "tab:brief:errors")
+    assert ["8192", "2.06e-03", "overflowed"] in [line[:3] for line in errors]
+
+
 def test_layouts_show_one_shape_and_the_rest_is_in_the_table(figures: list[Figure]) -> None:
-    labelled = {text.get_text() for figure in figures for text in figure.legends[-1].get_texts()}
+    labelled = {text.get_text() for figure in figures for legend in figure.legends for text in legend.get_texts()}
     assert {"transposed around ours", "ours, two launches", "warp between flips"} < labelled
     ticks = [[tick.get_text() for tick in figure.axes[-1].get_xticklabels()] for figure in figures]
     assert ["512", "2k", "8k"] in ticks and ["1 ×\n128k", "512 ×\n128k", "4096 ×\n1k"] in ticks
@@ -203,7 +255,7 @@ def test_a_part_that_was_not_measured_is_said(write_results: Write, synthetic: P
 
 
 def test_the_layouts_are_kept_apart_and_the_legend_lists_what_is_drawn(figures: list[Figure], built: Path) -> None:
-    labels = [{text.get_text() for text in figure.legends[-1].get_texts()} for figure in figures]
+    labels = [{text.get_text() for legend in figure.legends for text in legend.get_texts()} for figure in figures]
     assert {"rounded once", "ours", "ours, channels last", "accelerated-scan warp", "fla hgrn"} in labels
     caption = (built / "figures" / "precision.tex").read_text()
     assert "over 1000 times: fla hgrn, states, float32, T = 2048 and 8192;" in caption
@@ -226,9 +278,10 @@ def test_the_roofline_is_called_too_slow_where_it_is(write_results: Write, synth
 
 
 def test_figures_can_be_read(figures: list[Figure]) -> None:
-    assert len(figures) == 11
+    assert len(figures) == 20
     for figure in figures:
-        assert figure.get_figwidth() == style.TEXT_WIDTH_IN, "a figure that LaTeX would scale has other type sizes"
+        widths = (style.TEXT_WIDTH_IN, style.COLUMN_WIDTH_IN)
+        assert figure.get_figwidth() in widths, "a figure that LaTeX would scale has other type sizes"
         texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]
         assert min(text.get_fontsize() for text in texts) >= LEAST_POINTS
         box = figure.bbox

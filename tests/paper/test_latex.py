@@ -1,4 +1,4 @@
-"""The PDF: from whatever is stored, the same bytes every time, and a sentence where LaTeX fails."""
+"""Paper and supplement: from whatever is stored, the same bytes every time, short, and a sentence where LaTeX fails."""
 
 import json
 import re
@@ -23,9 +23,16 @@ def pdf(results: Path, out: Path, *more: str) -> Path:
 
 
 def problems(out: Path) -> list[str]:
-    """What a reader would see of it: undefined references, and text that sticks out of its column by 2 pt or more."""
-    log = (out / "aux" / "paper.log").read_text(errors="replace")
-    return re.findall(r"^.*undefined.*$|^Overfull \\hbox \((?:[2-9]|\d\d+)\..*$", log, re.MULTILINE)
+    """What a reader would see: undefined references, and text that sticks out of its column by 2 pt or more."""
+    logs = "".join((out / "aux" / f"{name}.log").read_text(errors="replace") for name in latex.DOCUMENTS)
+    return re.findall(r"^.*undefined.*$|^Overfull \\hbox \((?:[2-9]|\d\d+)\..*$", logs, re.MULTILINE)
+
+
+def pages(out: Path, name: str) -> int:
+    """How long a document is, as LaTeX says."""
+    log = (out / "aux" / f"{name}.log").read_text(errors="replace").replace("\n", "")
+    (count,) = re.findall(r"Output written on \S*?\.pdf \((\d+) pages?,", log)
+    return int(count)
 
 
 @with_latex
@@ -37,12 +44,24 @@ def test_two_builds_of_everything_are_the_same_bytes(synthetic: Path, built: Pat
     shutil.copytree(built, other)
     newest = numbers.newest(gather(synthetic))
     assert newest is not None
-    second = latex.compile_pdf(other, int(newest.timestamp()))
-    assert first.read_bytes() == second.read_bytes()
-    figures = sorted((first.parent / "figures").glob("*.pdf"))
-    assert len(figures) == 11
-    for figure in figures:
-        assert figure.read_bytes() == (other / "figures" / figure.name).read_bytes()
+    paper, supplement = latex.compile_pdfs(other, int(newest.timestamp()))
+    assert first.read_bytes() == paper.read_bytes()
+    assert (first.parent / "supplement.pdf").read_bytes() == supplement.read_bytes()
+    for kind, number in (("brief", 9), ("figures", 11)):
+        figures = sorted((first.parent / kind).glob("*.pdf"))
+        assert len(figures) == number
+        for figure in figures:
+            assert figure.read_bytes() == (other / kind / figure.name).read_bytes()
+    assert 6 <= pages(first.parent, "paper") <= 8
+    supplements, papers = ((first.parent / "aux" / f"{name}.aux").read_text() for name in ("supplement", "paper"))
+    assert re.search(r"newlabel\{tab:gaps\}\{\{S\d+\}", supplements) and "newlabel{tab:gaps}" not in papers
+
+
+@with_latex
+def test_the_paper_is_as_short_with_the_stored_records(tmp_path: Path) -> None:
+    stored = pdf(Path(__file__).parents[2] / "paper" / "results", tmp_path).parent
+    assert 6 <= pages(stored, "paper") <= 8
+    assert problems(stored) == []
 
 
 @with_latex
@@ -52,7 +71,7 @@ def test_the_published_tables_alone_make_a_pdf(write_results: Write, tmp_path: P
 
 
 @with_latex
-def test_part_of_a_sweep_and_what_was_measured_here_make_a_pdf(
+def test_part_of_a_sweep_and_what_was_measured_here_make_a_pdf_that_changes_with_a_number(
     synthetic: Path, write_results: Write, tmp_path: Path
 ) -> None:
     lines = (synthetic / "h200" / "speed.jsonl").read_text().splitlines()
@@ -64,9 +83,13 @@ def test_part_of_a_sweep_and_what_was_measured_here_make_a_pdf(
     outputs = tmp_path / "outputs" / "speed" / here["case_id"]
     outputs.mkdir(parents=True)
     (outputs / "record.json").write_text(json.dumps(here))
-    assert pdf(write_results(*records), tmp_path, "--also", str(tmp_path / "outputs")).exists()
+    also = ("--also", str(tmp_path / "outputs"))
+    before = pdf(write_results(*records), tmp_path, *also).read_bytes()
     assert problems(tmp_path) == []
     assert "Synthetic CPU (test data) (measured here)" in (tmp_path / "tables" / "speed.tex").read_text()
+    ours = records[0]["providers"]["ours"]
+    ours["samples_ms"] = [1.1 * each for each in ours["samples_ms"]]
+    assert pdf(write_results(*records), tmp_path / "again", *also).read_bytes() != before
 
 
 @with_latex
@@ -76,7 +99,7 @@ def test_a_number_without_a_record_stops_the_build_with_a_sentence(built: Path, 
     text = (folder / "main.tex").read_text()
     (folder / "main.tex").write_text(text.replace(r"\maketitle", r"\maketitle\measured{no.such.key}"))
     with pytest.raises(latex.LatexError, match=r"^LaTeX stopped with .*No stored record gives no\.such\.key") as raised:
-        latex.compile_pdf(folder, 0)
+        latex.compile_pdfs(folder, 0)
     assert f"on Debian: {latex.INSTALL}." in str(raised.value)
 
 

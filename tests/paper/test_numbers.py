@@ -24,7 +24,20 @@ def definitions(text: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def text(measured: Measurements) -> str:
     """numbers.tex of the synthetic results, with a float in every file that the prose refers to."""
-    kinds = [f"figures/{name}" for name in ("speed", "packing", *SHAPES, "precision", "compile", "training")]
+    brief = (
+        "method",
+        "speed",
+        "summary",
+        "packing",
+        *SHAPES,
+        "compile",
+        "training",
+        "precision",
+        "published",
+        "choice",
+    )
+    kinds = [f"brief/{name}" for name in brief]
+    kinds += [f"figures/{name}" for name in ("speed", "packing", *SHAPES, "precision", "compile", "training")]
     kinds += [f"tables/{name}" for name in ("speed", "api", "variants", "packing", *SHAPES)]
     kinds += [f"tables/{name}" for name in ("precision", "compile", "memory", "training", "gaps")]
     return numbers.make(measured, {kind: [Float(f"fig:{kind}", "")] for kind in kinds})
@@ -32,22 +45,22 @@ def text(measured: Measurements) -> str:
 
 def test_every_number_of_the_prose_is_defined(text: str) -> None:
     defined = definitions(text)
-    for source in ("main.tex", "artifact.tex"):
+    for source in ("main.tex", "artifact.tex", "supplement.tex"):
         prose = re.sub(r"(?<!\\)%.*", "", (PAPER / source).read_text())
         used = set(re.findall(r"\\measured\{([^}#]+)\}", prose)) | {
             f"refs.{key}" for key in re.findall(r"\\refsto\{([^}#]+)\}", prose)
         }
-        for key in re.findall(r"\\between\{([^}#]+)\}", prose):
+        for key in re.findall(r"\\(?:between|stated\{[^}#]+\})\{([^}#]+)\}", prose):
             used |= {f"{key}.least", f"{key}.greatest"}
         for keys in re.findall(r"\\whenmeasured\{([^}#]+)\}", prose):
             used |= {key.strip() for key in keys.split(",")}
-        assert used and used <= set(defined)
+        assert used and used <= {*defined, "missing.others"}
 
 
 def test_no_measurement_is_typed_into_the_prose() -> None:
-    for source in ("main.tex", "artifact.tex"):
+    for source in ("main.tex", "artifact.tex", "supplement.tex"):
         prose = re.sub(r"(?<!\\)%.*", "", (PAPER / source).read_text())
-        prose = prose.partition(r"\maketitle")[2] if source == "main.tex" else prose
+        prose = prose.partition(r"\maketitle")[2] if source != "artifact.tex" else prose
         prose = re.sub(r"\\(?:measured|between|refsto|whenmeasured)\{[^}]*\}", "", prose)
         prose = re.sub(r"\[0\.99,1\)|Python 3\.11 or 3\.12", "", prose)  # a draw and two versions, not measurements
         assert not re.findall(r"\d+\.\d+", prose)
@@ -144,6 +157,18 @@ def test_shapes_and_forms_have_fractions_and_ratios_to_their_peers(text: str) ->
         assert 3.6 < float(defined[f"bidirectional.{form}.forward.bfloat16.over_warp_flips.greatest"]) < 3.8
 
 
+def test_steps_memory_and_trainings_have_numbers(text: str) -> None:
+    defined = definitions(text)
+    assert (
+        1.6 < float(defined["compile.float32.over_warp.least"]) <= float(defined["compile.float32.over_warp.greatest"])
+    )
+    assert (defined["compile.float32.ours.breaks.greatest"], defined["compile.float32.warp.breaks.least"]) == ("0", "1")
+    assert "compile.bfloat16.over_warp.least" not in defined, "warp is wrong there"
+    assert defined["memory.ours.dense.greatest"] == "6.00"
+    assert defined["training.bfloat16.ours.of_rounding.least"] == "0.50"
+    assert "missing.others" not in defined
+
+
 def test_published_numbers_are_those_printed(text: str) -> None:
     defined = definitions(text)
     assert defined["published.h100.kernel.forward_backward.least"] == "0.90"
@@ -169,6 +194,8 @@ def test_without_measurements_a_sentence_says_how_to_make_them(published: Measur
         r"it; \texttt{python -m experiments -m experiment=speed} on a machine with a GPU, "
         r"\texttt{python -m experiments.collect} and \texttt{python -m paper} add it."
     )
+    assert defined["missing.others"].startswith("Not measured on a GPU when this copy was built, and therefore without")
+    assert r"few rows (\texttt{few\_rows}), " in defined["missing.others"]
     assert "no table of it" in defined["missing.variants"] and "experiment=packing" in defined["missing.packing"]
     started = (
         "speed.",
@@ -177,6 +204,9 @@ def test_without_measurements_a_sentence_says_how_to_make_them(published: Measur
         "variants.",
         *(f"{stem}." for stem in SHAPES),
         "cpu.",
+        "compile.",
+        "memory.",
+        "training.",
         "refs.",
         "date",
     )
