@@ -318,7 +318,7 @@ def _launch_both(
         axes = [None if t is None else Axes.of(t, dim) for t in work.tensors]
         made = _configure(name, axes, table, dim, descending, log_gates, work.accumulate)
         in_place = all(a is None or a.tensor is t for a, t in zip(axes, work.tensors, strict=True))
-        both = _both(made, work, table) if in_place and not made.n_exchanged else None
+        both = _both(made, table) if in_place and not made.n_exchanged else None
         if both is not None:
             _run(key, pointers, both)
             return None
@@ -488,22 +488,21 @@ def _blocks(sizes: Sizes, config: tuning.Tile, channels_last: bool) -> int:
     return -(-sizes.rows // config.rows)
 
 
-def _both(made: Launch, work: Work, table: Table) -> Launch | None:
-    """The launch of the kernel that scans other tensors in the opposite direction too, if there is one.
+def _both(made: Launch, table: Table) -> Launch | None:
+    """The launch of the kernel that scans other tensors in the opposite direction too, where that is not slower.
 
-    Loads that run ahead take shared memory: once in one code for both directions (kernels/either.py), or where there is
-    none, for each, which would leave room for half the programs.
+    Rows of one tile are scanned by code for each direction. Where loads run ahead, each would take shared memory of its
+    own, and leave room for half the programs: forward has one code for both (kernels/either.py).
     """
     from scan.kernels import either, entries
 
     keywords = {name: value for name, value in made.keywords.items() if name != "WINDOW"}
     forward = made.kernel is entries.forward
     kernel = entries.forward_both if forward else entries.backward_both
-    if keywords["STAGES"] > 1:
-        plain = forward or (all(t is not None for t in work.tensors) and all(t is None for t in work.states))
-        if keywords["CHANNELS_LAST"] or not keywords["EVEN"] or table.words is not None or not plain:
+    if not keywords["ONE_TILE"]:
+        if not forward or keywords["CHANNELS_LAST"] or not keywords["EVEN"] or table.words is not None:
             return None
-        kernel = either.forward_either if forward else either.backward_either
+        kernel, keywords["STAGES"] = either.forward_either, max(3, keywords["STAGES"])
     return Launch(kernel, (2 * made.grid[0], 1, 1), made.arguments, keywords)
 
 

@@ -1,4 +1,4 @@
-"""Two scans in opposite directions whose loads run ahead, of one code: a program knows its direction when it runs.
+"""Two forward scans in opposite directions whose loads run ahead, of one code: a program learns its direction at run time.
 
 Each direction with code of its own would have buffers of its own in shared memory. Columns of groups are loaded and
 stored in time order, and selected into scan order; the rest is as in `grouped.py`. Time is contiguous, rows are whole
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from scan.kernels.columns import load_columns, place, store_columns
 from scan.kernels.rows import own_rows, row_offset
-from scan.kernels.tiles import exponentials, scan_tile, scan_tile_backward
+from scan.kernels.tiles import exponentials, scan_tile
 
 
 @triton.jit
@@ -93,79 +93,3 @@ def forward_either(
         if second:
             final_ptr = final_other_ptr
         tl.store(final_ptr + row, carry, mask=rows)
-
-
-@triton.jit(
-    do_not_specialize=[
-        "C", "T", "n_rows", "n_sequences", "n_words",
-        "gates_c", "states_c", "d_states_c", "d_gates_c", "d_tokens_c",
-    ]
-)  # fmt: skip
-def backward_either(
-    gates_ptr, states_ptr, d_states_ptr, d_gates_ptr, d_tokens_ptr, initial_ptr, d_initial_ptr, d_final_ptr,
-    gates_other_ptr, states_other_ptr, d_states_other_ptr, d_gates_other_ptr, d_tokens_other_ptr,
-    initial_other_ptr, d_initial_other_ptr, d_final_other_ptr,
-    words_ptr, sequence_ptr, status_ptr, cu_seqlens_ptr,
-    C, T, n_rows, n_sequences, n_words,
-    gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
-    d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
-    R: tl.constexpr, N: tl.constexpr, V: tl.constexpr, STAGES: tl.constexpr,
-    DESCENDING: tl.constexpr, LOG: tl.constexpr,
-    EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
-    GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
-    D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
-    STATE: tl.constexpr, TIME: tl.constexpr,
-):
-    """`entries.backward_both` where loads run ahead, of all tensors with a time axis and no states without."""
-    BLOCK: tl.constexpr = N * V
-    second = tl.program_id(0) % 2 == 1
-    descending = second != DESCENDING
-    if second:
-        gates_ptr, states_ptr, d_states_ptr = gates_other_ptr, states_other_ptr, d_states_other_ptr
-        d_gates_ptr, d_tokens_ptr = d_gates_other_ptr, d_tokens_other_ptr
-    T = T.to(TIME)
-    tiles = tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
-    b, c, row, rows = own_rows(tl.program_id(0) // 2, C, n_rows, R, False, EVEN_ROWS)
-    gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, False)
-    states_base = row_offset(b, c, row, states_b, states_c, FLAT, False)
-    d_states_base = row_offset(b, c, row, d_states_b, d_states_c, FLAT, False)
-    d_gates_base = row_offset(b, c, row, d_gates_b, d_gates_c, FLAT, False)
-    d_tokens_base = row_offset(b, c, row, d_tokens_b, d_tokens_c, FLAT, False)
-    group = tl.arange(0, N)[None, :].to(TIME)
-    group = tl.where(descending, group ^ (N - 1), group)
-    phase = 0
-    if LINE > 1:
-        phase = (states_base % LINE).to(TIME)
-    first_step = group * V - phase
-    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR)
-    states_row = place(states_ptr, states_base, states_t, group, phase, V, STATES_VECTOR)
-    d_states_row = place(d_states_ptr, d_states_base, d_states_t, group, phase, V, D_STATES_VECTOR)
-    d_gates_row = place(d_gates_ptr, d_gates_base, d_gates_t, group, phase, V, D_GATES_VECTOR)
-    d_tokens_row = place(d_tokens_ptr, d_tokens_base, d_tokens_t, group, phase, V, D_TOKENS_VECTOR)
-    # The state before the earliest step of each group of an ascending scan, which is met descending.
-    beside = first_step + tl.where(descending, -1, V)
-    before_row = states_ptr + states_base + beside.to(tl.int64) * states_t
-    carry = tl.zeros([R, 1], STATE)
-    for tile in tl.range(0, tiles, num_stages=STAGES):
-        start = tl.where(descending, tiles - 1 - tile, tile).to(TIME) * BLOCK
-        where = (start, start + first_step, T, rows, V)
-        g = load_columns(gates_row, where, 0.0 if LOG else 1.0, 0.0, V, GATES_VECTOR, True, WHOLE, False, STATE)
-        d = load_columns(d_states_row, where, 0.0, 0.0, V, D_STATES_VECTOR, True, WHOLE, False, STATE)
-        h = load_columns(states_row, where, 0.0, 0.0, V, STATES_VECTOR, True, WHOLE, False, STATE)
-        inside = rows & (start + beside >= 0) & (start + beside < T)
-        h_before = tl.load(before_row + start.to(tl.int64) * states_t, mask=inside, other=0.0).to(STATE)
-        g, d = turned(exponentials(g, V, LOG), descending, V), turned(d, descending, V)
-        h = turned(h, descending, V) + (h_before,)
-        d_tokens, u = scan_tile_backward(g, d, carry, None, V, 0)
-        carry = leave_either(u, carry, T - start + phase, descending, V)
-        d_gates = ()
-        for k in tl.static_range(V):
-            d_gate = d_tokens[k] * h[k + 1]
-            if LOG:
-                d_gate = d_gate * g[k]
-            d_gates = d_gates + (d_gate,)
-        store_columns(
-            d_tokens_row, where, False, turned(d_tokens, descending, V), V, D_TOKENS_VECTOR, True, WHOLE, False
-        )
-        store_columns(d_gates_row, where, False, turned(d_gates, descending, V), V, D_GATES_VECTOR, True, WHOLE, False)

@@ -21,9 +21,9 @@ Bound = dict[str, list[dict[str, Any]]]
 ALWAYS = {
     "forward": {"TIME"},
     "backward": {"TIME"},
-    # Rows whose loads run ahead, whose programs share them or whose gradients are not all wanted take two launches.
-    "forward_both": {"TIME", "STAGES", "DESCENDING"},
-    "backward_both": {"TIME", "STAGES", "DESCENDING"},
+    # Longer rows take another kernel or two launches.
+    "forward_both": {"TIME", "STAGES", "DESCENDING", "ONE_TILE"},
+    "backward_both": {"TIME", "STAGES", "DESCENDING", "ONE_TILE"},
 }
 
 
