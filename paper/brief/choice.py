@@ -134,7 +134,11 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 
 def _short(name: str) -> str:
-    return escape(style.LOOKS[name].short if name in style.LOOKS else WAYS[name].label.replace(",", ""))
+    """A word for a column; the whole label where that would be an abbreviation."""
+    if name not in style.LOOKS:
+        return escape(WAYS[name].label.replace(",", ""))
+    look = style.LOOKS[name]
+    return escape(look.label if "." in look.short else look.short)
 
 
 def _between(least: float, greatest: float) -> str:

@@ -28,8 +28,9 @@ def make(measurements: Measurements, folder: Path) -> list[Float]:
     style.legend_above(figure_, [panels])
     pdf = "brief/layouts.pdf"
     style.save(figure_, folder / pdf)
+    transposed = style.look("transposed").label
     caption = (
-        f"Channels last on {escape(machine.title)}, float32, {shape(rows)}. \\emph{{transposed}}: the kernel for the "
+        f"Channels last on {escape(machine.title)}, float32, {shape(rows)}. \\emph{{{transposed}}}: the kernel for the "
         f"other layout between copies, which are timed. {hollow(rows)} {above_roofline(rows)}"
     )
     return [figure("fig:brief:layouts", pdf, caption.strip(), wide=False)]

@@ -38,11 +38,9 @@ def timed(measurements: Measurements, machine: Machine) -> pd.DataFrame:
 def ratios(panels: Sequence[Axes], rows: pd.DataFrame, dtypes: Sequence[str]) -> None:
     """A panel for each dtype: every way over ours compiled, which is the line at 1."""
     for panel, dtype in zip(panels, dtypes, strict=True):
-        style.limit(panel, WAYS["ours"].label)
         points = rows[rows["dtype"] == dtype]
         for name, look in WAYS.items():
-            if name != "ours":
-                lines.draw(panel, points[points["recorded_as"] == name], "ratio", look.label, look)
+            lines.draw(panel, points[points["recorded_as"] == name], "ratio", look.label, look, front=name == "ours")
         panel.set_yscale("log")
         style.plain_log_axis(panel)
         style.time_axis(panel, sorted(set(rows["T"])))
@@ -62,7 +60,7 @@ def _steps(machine: Machine, rows: pd.DataFrame, folder: Path) -> Float:
         style.time_axis(panel, sorted(set(rows["T"])))
         panel.set_xlabel("sequence length T")
     axes[1][0].set_ylabel("held at most, tensors")
-    axes[1][0].set_ylim(bottom=0)
+    axes[1][0].set_ylim(0, 1.1 * rows["peak_tensors"].max() if rows["peak_tensors"].notna().any() else 1)
     style.legend_above(figure_, axes)
     pdf = f"figures/compile-{machine.slug}.pdf"
     style.save(figure_, folder / pdf)
