@@ -7,11 +7,14 @@ that is not associative shows.
 It replaces the language's functions by its own whenever a function calls another. Once a launch is enough.
 
 It computes whether integers overflow, and only in debug mode says so. Here it does both or neither.
+
+It writes down a table of all dtypes whenever it looks one up. Here each is looked up once.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +30,7 @@ KNOWN_VERSIONS = ("3.6.0", "3.7.1", "3.9.0")
 
 slow_scan = ScanOps.generic_scan
 _patch_always = interpreter._patch_lang  # type: ignore[attr-defined]
+_of_scalar = functools.cache(interpreter._get_np_dtype)
 
 
 def quicken() -> bool:
@@ -37,8 +41,15 @@ def quicken() -> bool:
         return True
     ScanOps.generic_scan = tree_scan
     interpreter._patch_lang = _patch_once  # type: ignore[attr-defined]
+    interpreter._get_np_dtype = _numpy_dtype
     _set_options(debug=False, sanitize_overflow=False)
     return True
+
+
+def _numpy_dtype(kind: Any) -> np.dtype[Any]:
+    """NumPy's dtype of a scalar, a pointer, or a block of either."""
+    scalar = kind.element_ty if isinstance(kind, tl.block_type) else kind
+    return np.dtype(np.uint64) if isinstance(scalar, tl.pointer_type) else _of_scalar(scalar)
 
 
 @contextmanager

@@ -161,3 +161,12 @@ def test_integers_that_overflow_are_noticed_where_asked() -> None:
     with overflows_raise(), pytest.raises(Exception, match="int32 overflow detected"):
         _square[(1,)](source, result)
     _square[(1,)](source, result)
+
+
+def test_dtypes_are_those_of_the_interpreter() -> None:
+    own = interpreter._of_scalar.__wrapped__
+    scalars = (tl.int1, tl.int8, tl.uint8, tl.int16, tl.int32, tl.uint32, tl.int64, tl.uint64, tl.float16, tl.bfloat16)
+    for scalar in (*scalars, tl.float32, tl.float64):
+        for kind in (scalar, tl.pointer_type(scalar)):
+            for each in (kind, tl.block_type(kind, [2, 4])):
+                assert interpreter._numpy_dtype(each) == own(each)
