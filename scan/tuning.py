@@ -94,17 +94,8 @@ def time_contiguous(
     return Tile(rows, groups, width, num_warps, stages)
 
 
-# Both directions of the same rows, each whole in one tile: longest T, then the same.
-_SHARED_FORWARD = {
-    4: ((128, (1, 32, 1, 1)), (256, (1, 64, 1, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
-        (2048, (1, 512, 8, 1))),
-    2: ((128, (2, 16, 1, 1)), (256, (1, 32, 1, 1)), (512, (1, 64, 1, 1)), (1024, (1, 128, 4, 1)),
-        (2048, (1, 256, 8, 1)), (4096, (1, 512, 8, 1))),
-}  # fmt: skip
-_SHARED_BACKWARD = {
-    4: _SHARED_FORWARD[4],
-    2: (*_SHARED_FORWARD[2][:-1], (4096, (1, 512, 16, 1))),
-}
+def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
+    return next(entry for longest, entry in table if longest is None or longest >= T)
 
 
 def shared(T: int, itemsize: int, *, backward: bool, even: bool) -> Tile | None:
@@ -112,17 +103,15 @@ def shared(T: int, itemsize: int, *, backward: bool, even: bool) -> Tile | None:
 
     Rows that are not `even` begin or end within a vector.
     """
-    tables, width = _SHARED_BACKWARD if backward else _SHARED_FORWARD, 16 // itemsize
-    if itemsize not in tables:
+    width, steps = 16 // itemsize, T if even else T + 16 // itemsize - 1
+    groups = max(16 if itemsize == 2 else 32, 1 << (-(-steps // width) - 1).bit_length())
+    if itemsize == 8 or groups > 512:
         return None
-    for longest, (rows, groups, num_warps, stages) in tables[itemsize]:
-        if longest >= (T if even else T + width - 1):
-            return Tile(rows, groups, width, num_warps, stages)
-    return None
-
-
-def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
-    return next(entry for longest, entry in table if longest is None or longest >= T)
+    # One warp mirrors its groups cheaply. A thread holds two groups at most, one where backward has 8 steps of each.
+    num_warps = 1 if groups <= 64 else min(8, groups // 32)
+    if backward and itemsize == 2 and groups == 512:
+        num_warps = 16
+    return Tile(max(1, 32 // groups), groups, width, num_warps)
 
 
 # Channels last: longest T, then a tile for 4 bytes and for 2 bytes.
