@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scan import cpu, launch, linear_scan, ops, repeat, tuning
+from scan import configure, cpu, launch, linear_scan, ops, repeat, tuning
 from tests.scan.budget import assert_within, expected
 from tests.scan.cases import Case, Inputs, bits, draw, grid, laid_out
 from tests.scan.runs import run
@@ -39,7 +39,7 @@ def views(draw: st.DrawFn) -> Tensor:
 @hypothesis.given(tensor=views(), dim=st.sampled_from((-1, -2)))
 @hypothesis.settings(max_examples=200)
 def test_addresses_reach_every_element(tensor: Tensor, dim: int) -> None:
-    axes, sizes = launch.Axes.of(tensor, dim), launch.Sizes.of(tensor, dim)
+    axes, sizes = configure.Axes.of(tensor, dim), configure.Sizes.of(tensor, dim)
     assert axes.tensor is tensor or not tensor.is_contiguous()
     flat = axes.tensor.as_strided((sizes.B, sizes.C, sizes.T), (axes.b, axes.c, axes.t), axes.tensor.storage_offset())
     wanted = tensor if dim == -1 else tensor.transpose(-1, -2)
@@ -58,9 +58,9 @@ def test_foldable_axes_are_never_copied() -> None:
         x[0, 0],
         x[0, 0, 0],
     ):
-        assert launch.Axes.of(view, -1).tensor is view
+        assert configure.Axes.of(view, -1).tensor is view
     crossed = x.transpose(0, 1)
-    assert launch.Axes.of(crossed, -1).tensor is not crossed
+    assert configure.Axes.of(crossed, -1).tensor is not crossed
 
 
 def _launches(case: Case, inputs: Inputs, needs: tuple[bool, bool, bool] = (True, True, True)) -> None:
