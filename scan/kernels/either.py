@@ -1,4 +1,4 @@
-"""Two forward scans in opposite directions whose loads run ahead, of one code: a program learns its direction at run time.
+"""Two forward scans in opposite directions whose loads run ahead, of one code: a program learns its direction when run.
 
 Each direction with code of its own would have buffers of its own in shared memory. Columns of groups are loaded and
 stored in time order, and selected into scan order; the rest is as in `grouped.py`. Time is contiguous, rows are whole

@@ -10,7 +10,7 @@ import torch
 
 from scan import launch, launch_shared, tuning
 from tests.scan.cases import NAMES
-from tests.scan.compiled import Code, code_of, compiling
+from tests.scan.compiled import Code, code_of
 
 triton = pytest.importorskip("triton", reason="compiles Triton's kernels")
 pytestmark = pytest.mark.codegen
