@@ -248,7 +248,7 @@ def _launch_both(
     key = (_key(f"{name}_both", work, table, dim, descending, log_gates, addresses), second)
     plan = _plans.get(key)
     if plan is not None and plan is not _APART:
-        plan.launch(*addresses, device=work.tensors[0].get_device())
+        plan(work.tensors[0].get_device(), *addresses)
         return plan
     first = tuple(None if t is None else (t.dtype, t.stride()) for t in (*work.tensors, *work.states))
     if first == second and not work.accumulate.is_complex and plan is None:
@@ -275,21 +275,8 @@ class Work(NamedTuple):
     accumulate: torch.dtype
 
 
-class Plan(NamedTuple):
-    """A launch that was made before: a compiled kernel on its grid, and all its arguments but the addresses."""
-
-    runner: Callable[..., None]
-    arguments: tuple[Any, ...]
-    # Words that programs which share a row exchange.
-    n_exchanged: int = 0
-
-    def launch(self, *addresses: int | None, device: int) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
-        if self.n_exchanged:
-            exchange = torch.zeros(self.n_exchanged, dtype=torch.int64, device=device if device >= 0 else None)
-            self.runner(stream, *addresses, exchange.data_ptr(), *self.arguments)
-        else:
-            self.runner(stream, *addresses, *self.arguments)
+# A launch that was made before: takes the device's number, then addresses.
+Plan = Callable[..., None]
 
 
 # Launches by everything that decides them but the addresses. Binding the arguments of a jit function anew costs more
@@ -297,7 +284,7 @@ class Plan(NamedTuple):
 _plans: dict[Any, Plan] = {}
 _MOST_PLANS = 4096
 # In place of the plan of a pair of scans: they are two launches.
-_APART = Plan(lambda *_: None, ())
+_APART: Plan = lambda *_: None  # noqa: E731
 
 
 def _launch(name: str, work: Work, table: Table, dim: int, descending: bool, log_gates: bool) -> Plan | None:
@@ -308,7 +295,7 @@ def _launch(name: str, work: Work, table: Table, dim: int, descending: bool, log
     key = _key(name, work, table, dim, descending, log_gates, addresses)
     plan = _plans.get(key)
     if plan is not None:
-        plan.launch(*addresses, device=tensors[0].get_device())
+        plan(tensors[0].get_device(), *addresses)
         return plan
     axes = [None if t is None else Axes.of(t, dim) for t in tensors]
     copies = [None if a is None else a.tensor for a in axes]
@@ -368,29 +355,36 @@ def _run(key: Any, pointers: tuple[Tensor | None, ...], made: Launch) -> None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         constants = kernel.arg_names[len(pointers) + len(arguments) :]
-        _plans[key] = Plan(_runner(compiled, grid), (*arguments, *(keywords[c] for c in constants)), n_exchanged or 0)
+        behind = (*arguments, *(keywords[c] for c in constants))
+        _plans[key] = _plan(compiled, grid, behind, n_exchanged or 0)
 
 
-def _runner(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
-    """Launches a compiled kernel: takes the stream, then the kernel's arguments.
+def _plan(compiled: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], n_exchanged: int) -> Plan:
+    """Launches a compiled kernel with addresses and, behind them, `arguments`.
 
-    Triton's own runner calls its chains of hooks and makes what they are told, even where no one has put a hook in.
+    Programs that share a row exchange `n_exchanged` words. Triton's own runner calls its chains of hooks and makes what
+    they are told, even where no one has put a hook in.
     """
     import triton
 
     public = compiled[grid]
-    if not triton.__version__.startswith(("3.6.", "3.7.")):
-        return lambda stream, *arguments: public(*arguments, stream=stream)
     runtime = triton.knobs.runtime  # pyright: ignore[reportAttributeAccessIssue]
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    direct = triton.__version__.startswith(("3.6.", "3.7."))
+    run, function, metadata = (compiled.run, compiled.function, compiled.packed_metadata) if direct else (None,) * 3
+    x, y, z = grid
 
-    def runner(stream: int, *arguments: Any) -> None:
-        if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
-            public(*arguments, stream=stream)
+    def plan(device: int, *addresses: int | None) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
+        exchange = None
+        if n_exchanged:
+            exchange = torch.zeros(n_exchanged, dtype=torch.int64, device=device if device >= 0 else None)
+            addresses = (*addresses, exchange.data_ptr())
+        if run is None or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+            public(*addresses, *arguments, stream=stream)
         else:
-            run(*grid, stream, function, metadata, None, None, None, *arguments)
+            run(x, y, z, stream, function, metadata, None, None, None, *addresses, *arguments)
 
-    return runner
+    return plan
 
 
 def _table(cu_seqlens: Tensor, T: int) -> Table:
@@ -409,7 +403,7 @@ def _table(cu_seqlens: Tensor, T: int) -> Table:
     key = ("mark_sequences", T, n, cu_seqlens.dtype, cu_seqlens.device, *[a & 15 for a in addresses])
     plan = _plans.get(key)
     if plan is not None:
-        plan.launch(*addresses, device=cu_seqlens.get_device())
+        plan(cu_seqlens.get_device(), *addresses)
         return table
     triton_language()
     from scan.kernels.packed_table import mark_sequences

@@ -114,7 +114,7 @@ def _launch(name: str, work: Work, log_gates: bool) -> tuple[bool, Plan | None]:
     key = launch._key(name, work, launch._UNPACKED, -1, False, log_gates, addresses)
     plan = launch._plans.get(key)
     if plan is not None:
-        plan.launch(*addresses, device=work.tensors[0].get_device())
+        plan(work.tensors[0].get_device(), *addresses)
         return True, plan
     made = _configure(name, work, log_gates)
     if made is None:
