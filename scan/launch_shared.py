@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from scan import launch, tuning
-from scan.launch import Axes, Launch, Plan, Sizes, Work
+from scan.configure import Axes, Launch, Sizes, same_phase, triton_language
+from scan.launch import Plan, Work
 
 
 class Outputs(NamedTuple):
@@ -113,7 +114,7 @@ def _launch(name: str, work: Work, log_gates: bool) -> tuple[bool, Plan | None]:
     key = launch._key(name, work, launch._UNPACKED, -1, False, log_gates, addresses)
     plan = launch._plans.get(key)
     if plan is not None:
-        plan.launch(*addresses, device=work.tensors[0].get_device())
+        plan(work.tensors[0].get_device(), *addresses)
         return True, plan
     made = _configure(name, work, log_gates)
     if made is None:
@@ -144,7 +145,7 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     if config is None or states.tensor is not like or states.t != 1 or not in_place:
         return None
     V = config.width
-    tl = launch._triton_language()
+    tl = triton_language()
     from scan.kernels import shared as kernels
 
     present = [a for a in taken.values() if a is not None]
@@ -153,7 +154,7 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     constants["EVEN_ROWS"] = sizes.rows % config.rows == 0
     constants["FLAT"] = sizes.B == 1 or all(a.b == sizes.C * a.c for a in present)
     for label, a in taken.items():
-        constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and launch._same_phase(a, states, V)
+        constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and same_phase(a, states, V)
     constants |= {"STATE": tl.float32, "TIME": tl.int32, "ONE_WARP": config.num_warps == 1}
     strides = [stride for a in taken.values() for stride in ((0, 0, 0) if a is None else a.strides)]
     arguments = (sizes.C, sizes.T, sizes.rows, *strides)

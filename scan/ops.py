@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from scan import cpu, launch
 from scan import repeat as repeated
@@ -24,6 +25,8 @@ from scan.packing import shift_states
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _PLAIN = (Tensor, torch.nn.Parameter)
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _NO_FORWARD_MODE = (
     "expected an eager call under forward-mode differentiation, but the scan is being traced by torch.compile or a "
     "tensor subclass: compute forward-mode derivatives outside the compiled function."
@@ -89,11 +92,11 @@ def repeat(
     if initial_state is not None or cu_seqlens is not None or not is_repeatable(gates, tokens, dim, reverse, log_gates):
         return None
     gates, tokens = alive(gates), alive(tokens)
-    call = repeated.known(gates, tokens, repeated.Options(dim, reverse, log_gates, want_final))
+    call = repeated.known(gates, tokens, (dim, reverse, log_gates, want_final))
     if call is None:
         return None
     if torch.is_grad_enabled() and (gates.requires_grad or tokens.requires_grad):
-        return _Repeat.apply(gates, tokens, call)
+        return _apply_repeat(gates, tokens, call)
     return repeated.forward(call, gates, tokens)
 
 
@@ -101,13 +104,17 @@ def is_repeatable(gates: Tensor, tokens: Tensor, dim: int, reverse: bool, log_ga
     """Whether unchecked arguments are of the kind that `repeat.py` takes: on a GPU, and nothing is traced."""
     return not (
         torch.compiler.is_compiling()
-        or not is_plain(gates, tokens)
+        or type(gates) not in _PLAIN
+        or type(tokens) not in _PLAIN
+        or not tokens.is_cuda
+        or _is_batched(gates)
+        or _is_batched(tokens)
         or type(dim) is not int
         or type(reverse) is not bool
         or type(log_gates) is not bool
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
+        or _dispatch_modes() > 0
+        or _are_transforms_active()
+        or forward_ad._current_level >= 0
     )
 
 
@@ -276,9 +283,9 @@ def backward_for(d_states: Tensor | None, d_final_state: Tensor | None) -> Calla
         return _traced_backward
     if (
         torch.is_grad_enabled()
-        or torch._C._are_functorch_transforms_active()
+        or _are_transforms_active()
         # Inside a dual level what was saved, or what arrives, may carry tangents.
-        or torch.autograd.forward_ad._current_level >= 0
+        or forward_ad._current_level >= 0
         or (d_states is not None and _is_batched(d_states))
         or (d_final_state is not None and _is_batched(d_final_state))
     ):
@@ -307,7 +314,8 @@ class _Repeat(torch.autograd.Function):
         call, needs = ctx.call, ctx.needs_input_grad[:2]
         run = backward_for(d_states, d_final_state)
         if run is None and d_states is not None and d_final_state is None:
-            return *repeated.backward(call, gates, states, d_states, needs), None
+            d_gates, d_tokens = repeated.backward(call, gates, states, d_states, needs)
+            return d_gates, d_tokens, None
         dim, reverse, log_gates, _ = call.options
         d_gates, d_tokens, _ = (run or launch.backward)(
             gates, states, None, None, d_states, d_final_state, call.tokens_dtype, dim, reverse, log_gates,
@@ -319,6 +327,7 @@ class _Repeat(torch.autograd.Function):
 # `_Scan.apply` where no transform is active, without its look at the signature of `forward`, which takes longer than
 # all else in a call of a small scan.
 _apply = super(torch.autograd.Function, _Scan).apply  # pyright: ignore[reportAttributeAccessIssue]
+_apply_repeat = super(torch.autograd.Function, _Repeat).apply  # pyright: ignore[reportAttributeAccessIssue]
 alive = torch._C._functorch.unwrap_if_dead  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -31,8 +31,8 @@ class Call(NamedTuple):
     plan: Plan
     options: Options
     tokens_dtype: torch.dtype
-    final_shape: torch.Size | None
-    final_dtype: torch.dtype | None
+    # What final states are like, without memory.
+    final_state: Tensor | None
     backward: dict[Any, Plan]
 
 
@@ -45,13 +45,20 @@ _MOST_CALLS = 4096
 _MOST_BACKWARD = 64
 
 
-def known(gates: Tensor, tokens: Tensor, options: Options) -> Call | None:
+def known(gates: Tensor, tokens: Tensor, options: tuple[Any, ...]) -> Call | None:
     """The earlier call that `forward` may repeat for these arguments, which nobody needs to have checked."""
-    call = _calls.get(_key(gates, tokens, options))
+    call = _calls.get((
+        gates.dtype, tokens.dtype, gates.shape, tokens.shape, gates.stride(), tokens.stride(), gates.device,
+        tokens.device, options,
+    ))  # fmt: skip
     if (
         call is None
-        or (gates.data_ptr() | tokens.data_ptr()) & 15
-        or not (launch.is_stored(gates) and launch.is_stored(tokens))
+        or gates.is_neg()
+        or gates.is_conj()
+        or gates._is_zerotensor()
+        or tokens.is_neg()
+        or tokens.is_conj()
+        or tokens._is_zerotensor()
         or launch.is_elsewhere(tokens)
     ):
         return None
@@ -66,25 +73,22 @@ def first(gates: Tensor, tokens: Tensor, options: Options) -> tuple[Tensor, Tens
     if plan is not None and key not in _calls and not unlike:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
-        shape, dtype = (None, None) if final_state is None else (final_state.shape, final_state.dtype)
-        _calls[key] = Call(plan, options, tokens.dtype, shape, dtype, {})
+        _calls[key] = Call(plan, options, tokens.dtype, _without_memory(final_state), {})
     return states, final_state
 
 
 def forward(call: Call, gates: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
     """States, and the final state if wanted, of arguments for which `known` gave the call."""
+    plan, options, _, like, _ = call
     states = torch.empty_like(tokens)
     final_state = final_address = None
-    if call.final_shape is not None:
-        final_state = tokens.new_empty(call.final_shape, dtype=call.final_dtype)
+    if like is not None:
+        final_state = torch.empty_like(like)
         final_address = final_state.data_ptr()
-    address = states.data_ptr()
-    if address & 15:
-        return launch.forward(gates, tokens, None, None, *call.options)
-    call.plan.launch(
-        gates.data_ptr(), tokens.data_ptr(), address, None, final_address, None, None, None, None,
-        device=tokens.get_device(),
-    )  # fmt: skip
+    read, added, written = gates.data_ptr(), tokens.data_ptr(), states.data_ptr()
+    if (read | added | written) & 15:
+        return launch.forward(gates, tokens, None, None, *options)
+    plan(tokens.get_device(), read, added, written, None, final_address, None, None, None, None)
     return states, final_state
 
 
@@ -92,14 +96,17 @@ def backward(
     call: Call, gates: Tensor, states: Tensor, d_states: Tensor, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of gates and tokens, those that `needs` asks for."""
-    key = (needs, d_states.dtype, d_states.stride())
+    # Hooks on saved tensors may give back others than they were given.
+    key = (needs, d_states.dtype, d_states.stride(), gates.stride(), states.stride())
     plan = call.backward.get(key)
     if plan is not None and launch.is_stored(d_states) and not launch.is_elsewhere(states):
         d_gates = torch.empty_like(gates) if needs[0] else None
         d_tokens = torch.empty_like(states) if needs[1] else None
-        addresses = [None if t is None else t.data_ptr() for t in (gates, states, d_states, d_gates, d_tokens)]
-        if not _low_bits(addresses):
-            plan.launch(*addresses, None, None, None, None, None, None, None, device=states.get_device())
+        first, second, third = gates.data_ptr(), states.data_ptr(), d_states.data_ptr()
+        fourth = None if d_gates is None else d_gates.data_ptr()
+        fifth = None if d_tokens is None else d_tokens.data_ptr()
+        if not (first | second | third | (fourth or 0) | (fifth or 0)) & 15:
+            plan(states.get_device(), first, second, third, fourth, fifth, None, None, None, None, None, None, None)
             return d_gates, d_tokens
     dim, reverse, log_gates, _ = call.options
     gradients, plan = launch.planned_backward(
@@ -149,9 +156,7 @@ def first_both(ahead: Pair, back: Pair, options: Options) -> launch.Both:
     if plan is not None and key not in _calls_of_both and not unlike:
         if len(_calls_of_both) >= _MOST_CALLS:
             _calls_of_both.clear()
-        final = outputs[2]
-        shape, dtype = (None, None) if final is None else (final.shape, final.dtype)
-        _calls_of_both[key] = Call(plan, options, ahead[1].dtype, shape, dtype, {})
+        _calls_of_both[key] = Call(plan, options, ahead[1].dtype, _without_memory(outputs[2]), {})
     return outputs
 
 
@@ -160,17 +165,16 @@ def forward_both(call: Call, ahead: Pair, back: Pair) -> launch.Both:
     tokens = ahead[1]
     states, states_reverse = torch.empty_like(tokens), torch.empty_like(tokens)
     final = final_reverse = address = address_reverse = None
-    if call.final_shape is not None:
-        final = tokens.new_empty(call.final_shape, dtype=call.final_dtype)
-        final_reverse = torch.empty_like(final)
+    if call.final_state is not None:
+        final, final_reverse = torch.empty_like(call.final_state), torch.empty_like(call.final_state)
         address, address_reverse = final.data_ptr(), final_reverse.data_ptr()
     if (states.data_ptr() | states_reverse.data_ptr()) & 15:
         dim, _, log_gates, want_final = call.options
         return launch.forward_both((*ahead, None), (*back, None), None, dim, log_gates, want_final)
-    call.plan.launch(
-        ahead[0].data_ptr(), tokens.data_ptr(), states.data_ptr(), None, address,
+    call.plan(
+        tokens.get_device(), ahead[0].data_ptr(), tokens.data_ptr(), states.data_ptr(), None, address,
         back[0].data_ptr(), back[1].data_ptr(), states_reverse.data_ptr(), None, address_reverse,
-        None, None, None, None, device=tokens.get_device(),
+        None, None, None, None,
     )  # fmt: skip
     return states, states_reverse, final, final_reverse
 
@@ -180,11 +184,12 @@ def backward_both(
 ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
     """Gradients of gates and tokens of both directions from gates, states and incoming gradients of each."""
     d_states, d_states_reverse = ahead[2], back[2]
-    key = (d_states.dtype, d_states.stride())
+    # Hooks on saved tensors may give back others than they were given.
+    key = tuple(t.stride() for t in (*ahead, *back)), d_states.dtype
     plan = call.backward.get(key)
     if (
         plan is not None
-        and (d_states_reverse.dtype, d_states_reverse.stride()) == key
+        and d_states_reverse.dtype == d_states.dtype
         and launch.is_stored(d_states)
         and launch.is_stored(d_states_reverse)
         and not launch.is_elsewhere(d_states)
@@ -199,7 +204,7 @@ def backward_both(
             d_gates_reverse.data_ptr(), d_tokens_reverse.data_ptr(), None, None, None,
         )  # fmt: skip
         if not _low_bits(addresses):
-            plan.launch(*addresses, None, None, None, None, device=d_states.get_device())
+            plan(d_states.get_device(), *addresses, None, None, None, None)
             return (d_gates, d_tokens), (d_gates_reverse, d_tokens_reverse)
     dim, _, log_gates, _ = call.options
     saved = [(gates, states, None, d, None) for gates, states, d in (ahead, back)]
@@ -213,6 +218,15 @@ def backward_both(
             call.backward.clear()
         call.backward[key] = plan
     return gradients[0][:2], gradients[1][:2]
+
+
+def _without_memory(tensor: Tensor | None) -> Tensor | None:
+    """What `torch.empty_like` needs of a tensor: from it a tensor is made in half the time that a shape takes."""
+    if tensor is None:
+        return None
+    like = torch.empty_like(tensor)
+    like.untyped_storage().resize_(0)
+    return like
 
 
 def _low_bits(addresses: Sequence[int | None]) -> int:

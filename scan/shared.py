@@ -106,7 +106,7 @@ def forward(call: Call, gates: Tensor, tokens: Tensor) -> Outputs:
         addresses[5:] = final.data_ptr(), final_back.data_ptr()
     if repeated._low_bits(addresses):
         return launch_shared.forward(gates, tokens, *options)[0]
-    plan.launch(*addresses, device=tokens.get_device())
+    plan(tokens.get_device(), *addresses)
     return Outputs(total, states, back, final, final_back)
 
 
@@ -132,7 +132,9 @@ def backward(
     needs: tuple[bool, bool],
 ) -> Gradients | None:
     """`launch_shared.backward`."""
-    key = (needs, d_states.dtype, d_states.stride(), d_states_reverse is None)
+    # Hooks on saved tensors may give back others than they were given.
+    lie = (gates.stride(), states.stride(), states_reverse.stride())
+    key = (needs, d_states.dtype, d_states.stride(), d_states_reverse is None, lie)
     plan = call.backward.get(key)
     given = (gates, states, states_reverse, d_states)
     second = d_states if d_states_reverse is None else d_states_reverse
@@ -147,7 +149,7 @@ def backward(
         d_tokens = torch.empty_like(states) if needs[1] else None
         addresses = [None if t is None else t.data_ptr() for t in (*given, d_states_reverse, d_gates, d_tokens)]
         if not repeated._low_bits(addresses):
-            plan.launch(*addresses, device=states.get_device())
+            plan(states.get_device(), *addresses)
             return d_gates, d_tokens
     made = launch_shared.backward(*given, d_states_reverse, call.tokens_dtype, call.options.log_gates, needs)
     if made is None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scan import cpu, launch, linear_scan, ops, repeat, tuning
+from scan import configure, cpu, launch, linear_scan, ops, repeat, tuning
 from tests.scan.budget import assert_within, expected
 from tests.scan.cases import Case, Inputs, bits, draw, grid, laid_out
 from tests.scan.runs import run
@@ -39,7 +39,7 @@ def views(draw: st.DrawFn) -> Tensor:
 @hypothesis.given(tensor=views(), dim=st.sampled_from((-1, -2)))
 @hypothesis.settings(max_examples=200)
 def test_addresses_reach_every_element(tensor: Tensor, dim: int) -> None:
-    axes, sizes = launch.Axes.of(tensor, dim), launch.Sizes.of(tensor, dim)
+    axes, sizes = configure.Axes.of(tensor, dim), configure.Sizes.of(tensor, dim)
     assert axes.tensor is tensor or not tensor.is_contiguous()
     flat = axes.tensor.as_strided((sizes.B, sizes.C, sizes.T), (axes.b, axes.c, axes.t), axes.tensor.storage_offset())
     wanted = tensor if dim == -1 else tensor.transpose(-1, -2)
@@ -58,9 +58,9 @@ def test_foldable_axes_are_never_copied() -> None:
         x[0, 0],
         x[0, 0, 0],
     ):
-        assert launch.Axes.of(view, -1).tensor is view
+        assert configure.Axes.of(view, -1).tensor is view
     crossed = x.transpose(0, 1)
-    assert launch.Axes.of(crossed, -1).tensor is not crossed
+    assert configure.Axes.of(crossed, -1).tensor is not crossed
 
 
 def _launches(case: Case, inputs: Inputs, needs: tuple[bool, bool, bool] = (True, True, True)) -> None:
@@ -173,12 +173,24 @@ def test_a_known_call_launches_what_an_unknown_one_does(
         # A call that could not be repeated, though of the kind, leaves what is known of backward.
         repeat.first(gates, tokens, options)
         assert repeat.known(gates, tokens, options) is call and len(call.backward) == 3
-        # What is no such call: another kind, odd addresses, values that are not stored.
+        # What hooks on saved tensors give back may lie otherwise: that is another launch, which binds.
+        launch._plans.clear()
+        for moved in ((gates.mT.contiguous().mT, states), (gates, states.mT.contiguous().mT)):
+            repeat.backward(call, *moved, d_states, (True, True))
+        assert len(kernels["backward"].bound) == 2 and not any(k.calls for k in kernels["backward"].compiled)
+        kernels["backward"].bound.clear()
+        kernels["backward"].compiled.clear()
+        # Odd addresses are another launch, too.
+        odd = torch.rand(2 * 3 * T + 1)[1:].view(shape)
+        assert repeat.known(gates, odd, options) is call
+        repeat.forward(call, gates, odd)
+        assert kernels["forward"].bound[-1][1]["tokens_ptr"].data_ptr() == odd.data_ptr()
+        kernels["forward"].bound.clear()
+        kernels["forward"].compiled.clear()
+        # What is no such call: another kind, values that are not stored.
         assert repeat.known(gates.double(), tokens, options) is None
         assert repeat.known(gates, tokens, options._replace(log_gates=True)) is None
         assert repeat.known(gates, tokens[:1], options) is None
-        odd = torch.rand(2 * 3 * T + 1)[1:].view(shape)
-        assert repeat.known(gates, odd, options) is None
         assert repeat.known(gates, torch._neg_view(tokens), options) is None
 
 
@@ -195,7 +207,7 @@ def test_a_known_call_has_every_derivative(options: repeat.Options, monkeypatch:
     monkeypatch.setattr(repeat, "forward", lambda call, g, x: cpu.forward(g, x, None, None, *options))
     monkeypatch.setattr(repeat, "backward", backward)
     monkeypatch.setattr(launch, "backward", cpu.backward)
-    call: Any = repeat.Call(None, options, torch.float64, None, None, {})  # type: ignore[arg-type]
+    call: Any = repeat.Call(None, options, torch.float64, None, {})  # type: ignore[arg-type]
     gates, tokens = (torch.rand(2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
     def scan(g: Tensor, x: Tensor) -> Any:
