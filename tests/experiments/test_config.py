@@ -108,7 +108,7 @@ def test_layouts_hold_channels_last_at_even_and_odd_numbers_of_channels():
     cases = settings("experiment=layouts").experiment.cases()
     assert {case.dim for case in cases} == {-2} and {case.level for case in cases} == {"kernel"}
     shapes = {(case.B, case.T, case.C) for case in cases}
-    lengths = (512, 1024, 2048, 4096, 8192, 16384)
+    lengths = (512, 2048, 4096, 16384)
     assert shapes == {*((8, T, 1536) for T in lengths), (2, 65536, 1536), (8, 4096, 100), (8, 4096, 1537)}
     assert len(cases) == len(shapes) * 2 * 2
 
@@ -129,7 +129,7 @@ def test_both_directions_have_three_forms_and_calls_of_a_training_step():
     cases = settings("experiment=bidirectional").experiment.cases()
     assert {case.directions for case in cases} == {"branched", "shared", "shared_sum"}
     kernel, api = ([case for case in cases if case.level == level] for level in ("kernel", "api"))
-    assert {case.T for case in kernel} == set(LENGTHS) and len(kernel) == 3 * 10 * 2 * 2
+    assert {case.T for case in kernel} == set(LENGTHS) - {8192, 32768} and len(kernel) == 3 * 8 * 2 * 2
     assert {(case.T, case.mode) for case in api} == {(T, "forward_backward") for T in (128, 256, 1024)}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from scan import launch
+from scan import configure, launch
 from tests.conftest import INTERPRETING
 from tests.scan import sanitize
 from tests.scan.stand_ins import Kernel
@@ -36,6 +36,7 @@ def bound() -> Bound:
 
     stand_ins: dict[str, Kernel] = {}
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(configure, "_shared_bytes", lambda tensor: 232_448)
         for module, name in (
             *((entries, name) for name in ("forward", "backward", "forward_both", "backward_both")),
             *((complex_kernels, name) for name in ("forward", "backward")),
