@@ -51,8 +51,6 @@ def repeat(
         or not ops.is_plain(gates_reverse, tokens_reverse)
     ):
         return None
-    gates, tokens = ops.alive(gates), ops.alive(tokens)
-    gates_reverse, tokens_reverse = ops.alive(gates_reverse), ops.alive(tokens_reverse)
     pair, pair_reverse = (gates, tokens), (gates_reverse, tokens_reverse)
     call = repeated.known_both(pair, pair_reverse, repeated.Options(dim, False, log_gates, want_final))
     if call is None:

@@ -46,7 +46,7 @@ _MOST_BACKWARD = 64
 
 
 def known(gates: Tensor, tokens: Tensor, options: tuple[Any, ...]) -> Call | None:
-    """The earlier call that `forward` may repeat for these arguments, which nobody needs to have checked."""
+    """The earlier call that `forward` may repeat for arguments that have memory, which nobody needs to have checked."""
     call = _calls.get((
         gates.dtype, tokens.dtype, gates.shape, tokens.shape, gates.stride(), tokens.stride(), gates.device,
         tokens.device, options,
@@ -55,10 +55,8 @@ def known(gates: Tensor, tokens: Tensor, options: tuple[Any, ...]) -> Call | Non
         call is None
         or gates.is_neg()
         or gates.is_conj()
-        or gates._is_zerotensor()
         or tokens.is_neg()
         or tokens.is_conj()
-        or tokens._is_zerotensor()
         or launch.is_elsewhere(tokens)
     ):
         return None
@@ -99,13 +97,14 @@ def backward(
     # Hooks on saved tensors may give back others than they were given.
     key = (needs, d_states.dtype, d_states.stride(), gates.stride(), states.stride())
     plan = call.backward.get(key)
-    if plan is not None and launch.is_stored(d_states) and not launch.is_elsewhere(states):
+    if plan is not None and not (d_states.is_neg() or d_states.is_conj() or launch.is_elsewhere(states)):
         d_gates = torch.empty_like(gates) if needs[0] else None
         d_tokens = torch.empty_like(states) if needs[1] else None
         first, second, third = gates.data_ptr(), states.data_ptr(), d_states.data_ptr()
         fourth = None if d_gates is None else d_gates.data_ptr()
         fifth = None if d_tokens is None else d_tokens.data_ptr()
-        if not (first | second | third | (fourth or 0) | (fifth or 0)) & 15:
+        # Zeros that are a mark only have no address.
+        if third and not (first | second | third | (fourth or 0) | (fifth or 0)) & 15:
             plan(states.get_device(), first, second, third, fourth, fifth, None, None, None, None, None, None, None)
             return d_gates, d_tokens
     dim, reverse, log_gates, _ = call.options

@@ -57,7 +57,6 @@ def repeat(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final:
     """`scan` of unchecked arguments where a call of their kind is known; else None."""
     if dim != -1 or not ops.is_repeatable(gates, tokens, dim, False, log_gates):
         return None
-    gates, tokens = ops.alive(gates), ops.alive(tokens)
     differentiated = _is_differentiated(gates, tokens)
     call = known(gates, tokens, Options(log_gates, want_final, added, differentiated or not added))
     return None if call is None else _run(call, gates, tokens, differentiated)

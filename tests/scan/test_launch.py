@@ -194,6 +194,37 @@ def test_a_known_call_launches_what_an_unknown_one_does(
         assert repeat.known(gates, torch._neg_view(tokens), options) is None
 
 
+def test_what_has_no_memory_is_no_known_call() -> None:
+    x = torch.rand(2, 3)
+    left: list[Tensor] = []
+    torch.func.grad(lambda y: (left.append(y), y.sum())[1])(x)
+
+    def batched(y: Tensor) -> Tensor:
+        left.append(y)
+        assert not ops.have_memory(y, x[0]) and not ops.have_memory(x[0], y)
+        return y * 2
+
+    z = x.clone().requires_grad_()
+    torch.autograd.grad(_Seen.apply(z, batched), z, torch.rand(4, 2, 3), is_grads_batched=True)
+    assert len(left) == 2
+    for none in (left[0], torch._efficientzerotensor(2, 3)):
+        assert not ops.have_memory(none, x) and not ops.have_memory(x, none)
+    assert ops.have_memory(x, x)
+
+
+class _Seen(torch.autograd.Function):
+    """Shows what a backward is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, look: Any) -> Tensor:
+        ctx.look = look
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
+        return ctx.look(d), None
+
+
 OPTIONS = [repeat.Options(*each) for each in itertools.product((-1, -2), *[(False, True)] * 3)]
 
 
