@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import scan
+from experiments.provenance import sources
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -180,3 +182,12 @@ def test_every_skip_says_why(tracked: list[Path]) -> None:
 )
 def test_a_skip_without_reason_is_recognised(source: str, lines: list[int]) -> None:
     assert _skips_without_reason(source) == lines
+
+
+def test_the_stored_records_of_the_h200_are_of_the_kernels_as_they_stand() -> None:
+    stored = (ROOT / "paper" / "results" / "h200").glob("*.jsonl")
+    records = [json.loads(line) for file in stored for line in file.read_text(encoding="utf-8").splitlines()]
+    measured = {record["provenance"]["source_hash"] for record in records}
+    assert len(records) > 400 and measured == {sources(ROOT)["source_hash"]}, (
+        "scan/ is not what was measured: run every experiment on an H200 again (experiments.reproduce), then collect"
+    )
