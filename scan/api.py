@@ -42,11 +42,12 @@ def linear_scan(
     """`h[t] = gates[t] * h[t-1] + tokens[t]` along time.
 
     Differentiable in gates, tokens and initial_state, and through final_state, to any order in eager mode, once under
-    torch.compile. The state is carried in float32 (float64 where an input is float64, complex where one is complex)
-    whatever the input dtypes, and rounded once to the dtype of `tokens`. Every gradient has its input's dtype. Inputs
-    are never modified. CUDA tensors run Triton kernels, CPU tensors plain PyTorch. The kernels multiply gates of up to
-    some thousand neighbouring steps before they meet a state: where such a product overflows (gates above 1 over
-    hundreds of steps), states are infinite or NaN even if the recurrence would stay finite.
+    torch.compile. The state is carried in float32 (float64 where gates or tokens are, complex where one of them is)
+    whatever the dtype of `initial_state`, and rounded once to the dtype of `tokens` (where gates alone are complex, to
+    the dtype that both are promoted to). Every gradient has its input's dtype. Inputs are never modified. CUDA tensors
+    run Triton kernels, CPU tensors plain PyTorch. The kernels multiply gates of up to some thousand neighbouring steps
+    before they meet a state: where such a product overflows (gates above 1 over hundreds of steps), states are infinite
+    or NaN even if the recurrence would stay finite.
 
     Packed sequences (`cu_seqlens`) are scanned independently, every row alike. Positions past the last offset are
     allowed and hold zero states and zero gradients. On CUDA the offsets are not read on the host: where they are
@@ -64,9 +65,10 @@ def linear_scan(
         log_gates: `gates` holds the logarithms of the factors, and receives the gradient in them.
 
     Returns:
-        `ScanOutput(states, final_state)`. `states` has the shape, dtype and strides of `tokens` (dense where those
-        overlap or leave gaps). `final_state`, the state after each sequence's last step in scan order, has the shape
-        of `initial_state` and the accumulation dtype; an empty sequence passes its initial state on.
+        `ScanOutput(states, final_state)`. `states` has the shape, the strides (dense where those overlap or leave gaps)
+        and the dtype of `tokens`, complex where gates are. `final_state`, the state after each sequence's last step in
+        scan order, has the shape of `initial_state` and the accumulation dtype; an empty sequence passes its initial
+        state on.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -84,7 +86,7 @@ def linear_scan(
     """
     output = ops.repeat(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
     if output is None:
-        checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
+        checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens, reverse=reverse, log_gates=log_gates)
         output = ops.scan(gates, tokens, initial_state, cu_seqlens, dim, reverse, log_gates)
     states, final_state = output
     assert final_state is not None
@@ -142,7 +144,7 @@ def linear_scan_bidirectional(
             return _reduced(*both, reduce, dim)
     output = repeat_both(ahead, back, cu_seqlens, dim, log_gates, True) if known else None
     if output is None:
-        checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
+        checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens, log_gates=log_gates)
         checks.scan_arguments(gates_reverse, tokens_reverse, initial_state_reverse, dim, cu_seqlens)
         checks.branches(tokens, tokens_reverse, reduce)
         both = shared.scan(gates, tokens, dim, log_gates, True, reduce == "sum") if one else None

@@ -17,7 +17,7 @@ _SEED_KEYS = frozenset(("cu_seqlens", "chunk_size", "grid"))
 
 
 def scan_arguments(
-    gates: Tensor, tokens: Tensor, initial_state: Tensor | None, dim: int, cu_seqlens: Tensor | None
+    gates: Tensor, tokens: Tensor, initial_state: Tensor | None, dim: int, cu_seqlens: Tensor | None, **flags: bool
 ) -> None:
     """Raise on anything that a scan cannot honour; reads attributes only, and offset values only on the CPU."""
     if not isinstance(gates, Tensor) or not isinstance(tokens, Tensor):
@@ -37,6 +37,9 @@ def scan_arguments(
             f"dim must be -1 (time last, [..., T]) or -2 (time before channels, [..., T, C]), but came as {dim}: "
             f"move the time axis there, for example with tokens.movedim({dim}, -1)."
         )
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise TypeError(f"{name} must be True or False, but came as {value!r}: pass {name}=True or {name}=False.")
     shape, device = tokens.shape, tokens.device
     if len(shape) < -dim:
         raise ValueError(

@@ -78,7 +78,8 @@ def forward(
         states_out[start:stop].copy_(state_block)
         state = carry.copy_(state)
     if final is not None:
-        final = (final if cu_seqlens is not None else final[0]).to(accumulation)
+        # A tensor of its own, not a view: an output that is one could not be changed in place.
+        final = (final if cu_seqlens is not None else final[0].clone()).to(accumulation)
     return states, final
 
 

@@ -47,7 +47,7 @@ def sequential_scan(
         >>> sequential_scan(torch.tensor([0.5, 0.5, 2.0]), torch.tensor([1.0, 1.0, 1.0]))
         tensor([1.0000, 1.5000, 4.0000], dtype=torch.float64)
     """
-    checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens)
+    checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens, reverse=reverse, log_gates=log_gates)
     dtype = torch.promote_types(torch.promote_types(gates.dtype, tokens.dtype), torch.float64)
     gates, tokens = gates.to(dtype), tokens.to(dtype)
     if log_gates:

@@ -282,3 +282,13 @@ def test_under_a_dispatch_mode(contract_device: torch.device) -> None:
     ]
     for a, b in zip(plain, counted, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("lengths", [None, (2, 3)], ids=["", "packed"])
+def test_a_final_state_may_be_changed_in_place(lengths: tuple[int, ...] | None, device: torch.device) -> None:
+    gates, tokens = (torch.rand(2, 5, device=device, requires_grad=True) for _ in range(2))
+    offsets = None if lengths is None else torch.tensor([0, 2, 5], device=device)
+    wanted = torch.autograd.grad(3 * linear_scan(gates, tokens, cu_seqlens=offsets).final_state.sum(), (gates, tokens))
+    final = linear_scan(gates, tokens, cu_seqlens=offsets).final_state.mul_(3)
+    for a, b in zip(torch.autograd.grad(final.sum(), (gates, tokens)), wanted, strict=True):
+        torch.testing.assert_close(a, b)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from scan import checks
+from scan import checks, linear_scan
 from scan.packing import (
     cu_seqlens_to_lengths,
     get_grid,
@@ -70,6 +70,16 @@ COMPLAINTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "dim must be -1 (time last, [..., T]) or -2 (time before channels, [..., T, C]), but came as 0: "
         "move the time axis there, for example with tokens.movedim(0, -1).",
+    ),
+    "a direction from a configuration file": (
+        lambda: linear_scan(torch.ones(3), torch.ones(3), reverse="false"),
+        TypeError,
+        "reverse must be True or False, but came as 'false': pass reverse=True or reverse=False.",
+    ),
+    "logarithms or not": (
+        lambda: linear_scan(torch.ones(3), torch.ones(3), log_gates=None),
+        TypeError,
+        "log_gates must be True or False, but came as None: pass log_gates=True or log_gates=False.",
     ),
     "the last axis counted from the front": (
         lambda: _scan(dim=2),
