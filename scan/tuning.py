@@ -69,11 +69,11 @@ _SPLIT_FORWARD = {4: Tile(1, 512, 4, 2, registers=128, window=128), 2: Tile(1, 2
 _SPLIT_BACKWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
 _SPLIT_RAGGED_FORWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 256, 8, 4, window=128)}
 _SPLIT_RAGGED_BACKWARD = {4: Tile(1, 256, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
-_FEW_ROWS, _SOME_ROWS, _LONG = 384, 1024, 16384
+_FEW_ROWS, _LONG = 384, 16384
 
 
 def time_contiguous(
-    T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1, n_rows: int = _SOME_ROWS
+    T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1, n_rows: int = _FEW_ROWS
 ) -> Tile:
     """Configuration for rows of T contiguous steps of `itemsize` bytes; packed rows hold `n_sequences` sequences."""
     width = max(1, 16 // itemsize)
@@ -91,9 +91,6 @@ def time_contiguous(
         if T > groups * width and T % (groups * width):
             ragged = (_RAGGED_BACKWARD if backward else _RAGGED_FORWARD)[nearest]
             rows, groups, num_warps, stages = _of_length(T, ragged)
-    if n_rows < _SOME_ROWS and T > _LONG:
-        # Registers and shared memory enough for all rows at once.
-        groups = min(groups, 512)
     return Tile(rows, groups, width, num_warps, stages)
 
 
