@@ -7,7 +7,6 @@ from paper.measurements import Measurements
 from paper.steps import short
 from paper.typeset import Float, escape, heading, table
 
-
 MOST_LINES = 62
 """How many lines of such a table a page holds."""
 LINE = 95
