@@ -30,6 +30,8 @@ WITHOUT_CLAIM = ("smoke", "tuning")
 """Experiments that only show that a sweep runs, or choose what the library is launched with."""
 BOTH = "gates,tokens"
 """The gradients that a case asks for unless it says otherwise."""
+LAST = 10
+"""The end of a training is the last one of so many parts."""
 
 
 class ResultsError(ValueError):
@@ -198,6 +200,7 @@ def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         "results": providers,
         "kind": kind_of(record["case"]),
         "host_waits": (result.get("detail") or {}).get("host_waits"),
+        **_facts(record, result),
     }
     for column, other in (("fraction", "roofline"), ("over_warp", "warp")):
         point, low, high = _ratio(providers.get(other) or {}, result)
@@ -207,6 +210,27 @@ def _added(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         row[f"{quantity}_failed"] = _failed(result, quantity)
         row[f"{quantity}_wrong"] = _wrong(result, quantity)
     return row
+
+
+def end(losses: Sequence[float]) -> float | None:
+    """The mean of the last tenth, at least of one loss; None where there are none."""
+    return statistics.fmean(losses[-max(1, len(losses) // LAST) :]) if losses else None
+
+
+def _facts(record: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, float | None]:
+    """What else a claim may be about: of compiled layers, of memory, and of trainings."""
+    detail, peaks = result.get("detail") or {}, result.get("peak_tensors") or {}
+    losses = [math.nan if loss is None else loss for loss in result.get("losses") or []]
+    case, median = record["case"], statistics.median(result.get("samples_ms") or [math.nan])
+    return {
+        "graph_breaks": detail.get("graph_breaks"),
+        "peak_tensors": detail.get("peak_tensors"),
+        "dense": peaks.get("dense"),
+        "expanded": peaks.get("expanded"),
+        "of_rounding": (result.get("errors") or {}).get("of_rounding"),
+        "last_loss": end(losses),
+        "million_tokens_per_s": case["B"] * case["T"] / median / 1e3 if losses else None,
+    }
 
 
 def _ratio(other: Mapping[str, Any], result: Mapping[str, Any], time: str = "samples_ms") -> Interval:

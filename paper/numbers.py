@@ -149,7 +149,8 @@ def _speed(measurements: Measurements) -> list[Number]:
         if provider != "roofline":
             numbers += _range(f"{prefix}.fraction", group, "fraction")
         if provider in ("ours", PUBLISHED):
-            numbers += _range(f"{prefix}.over_warp", group, "over_warp")
+            right = [(results.get("warp") or {}).get("status") == "ok" for results in group["results"]]
+            numbers += _range(f"{prefix}.over_warp", group[pd.Series(right, group.index, dtype=bool)], "over_warp")
         numbers += _range(f"{prefix}.host_us", group, "host_median_us", significant)
     return numbers + _host(rows[rows["status"] == "ok"])
 
@@ -300,7 +301,7 @@ def _durations(measurements: Measurements) -> list[Number]:
             run = rows[(rows["machine"] == machine) & (rows["stem"] == stem)]
             minutes = _working_minutes(run)
             if minutes:
-                said.append(f"{escape(stem)} {significant(minutes, 2)} minutes ({run['case_id'].nunique()} cases)")
+                said.append(f"{escape(stem)} {significant(minutes, 2)} ({run['case_id'].nunique()})")
     return [Number("times", listed(said), ("the measured_at of all records of each",))] if said else []
 
 

@@ -1,15 +1,10 @@
 """Trainings of a small network with each scan, as figures and tables show them, and the facts beside their times."""
 
 import math
-import statistics
-from collections.abc import Sequence
 
 import pandas as pd
 
-from paper.measurements import Machine, Measurements
-
-LAST = 10
-"""The end of a training is the last one of so many parts."""
+from paper.measurements import Machine, Measurements, end
 
 
 def trainings(measurements: Measurements, machine: Machine) -> pd.DataFrame:
@@ -36,8 +31,3 @@ def trainings(measurements: Measurements, machine: Machine) -> pd.DataFrame:
         tokens_per_s_high=tokens / rows["low_ms"],
     )
     return rows[[bool(losses) for losses in curves]]
-
-
-def end(losses: Sequence[float]) -> float | None:
-    """The mean of the last tenth, at least of one loss; None where there are none."""
-    return statistics.fmean(losses[-max(1, len(losses) // LAST) :]) if losses else None
