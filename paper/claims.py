@@ -378,7 +378,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClaimError, ResultsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print("\n".join([*table(verdicts), "", summary(verdicts)]))
+    where = "RESULTS/HARDWARE/STEM.jsonl" if asked.origin == "paper" else "OUTPUTS/STEM/CASE-HARDWARE"
+    print("\n".join([*table(verdicts), "", f"Raw samples: `samples_ms` of each provider in {where}.", summary(verdicts)]))
     return int(any(verdict.word == FAILS for verdict in verdicts))
 
 
