@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measurements = gather(chosen.results, chosen.also)
         floats = build(measurements, chosen.out)
         print(f"{sum(len(made) for made in floats.values())} figures and tables are in {chosen.out}.")
+        missing = claims.left_out((chosen.out / "claims.tex").read_text(encoding="utf-8"))
+        if missing:
+            print(f"Left out, because these records do not bear them out: {', '.join(missing)}.", file=sys.stderr)
         if latex.available():
             newest = numbers.newest(measurements)
             paper, supplement = latex.compile_pdfs(chosen.out, int(newest.timestamp()) if newest else 0)

@@ -326,6 +326,11 @@ def tex(stored: pd.DataFrame, claims: Iterable[Claim] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def left_out(text: str) -> list[str]:
+    """The claims that are not in this claims.tex: sentences about them are not in the paper."""
+    return [claim.id for claim in load_claims() if rf"\definenumber{{{claim.id}}}" not in text]
+
+
 def table(verdicts: Sequence[Verdict]) -> Iterable[str]:
     """Claim, paper, here and verdict in columns; below each the sentence."""
     rows = [("claim", "paper", "here", "verdict")]
@@ -379,7 +384,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     where = "RESULTS/HARDWARE/STEM.jsonl" if asked.origin == "paper" else "OUTPUTS/STEM/CASE-HARDWARE"
-    print("\n".join([*table(verdicts), "", f"Raw samples: `samples_ms` of each provider in {where}.", summary(verdicts)]))
+    samples = f"Raw samples: `samples_ms` of each provider in {where}."
+    print("\n".join([*table(verdicts), "", samples, summary(verdicts)]))
     return int(any(verdict.word == FAILS for verdict in verdicts))
 
 

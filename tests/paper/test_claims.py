@@ -22,6 +22,7 @@ from paper.claims import (
     ClaimError,
     Verdict,
     judge,
+    left_out,
     load_claims,
     main,
     table,
@@ -405,3 +406,9 @@ def test_files_that_hold_no_claims_are_named(tmp_path: Path) -> None:
         load_claims(write(tmp_path))
     with pytest.raises(ClaimError, match=r"^.*none\.yaml cannot be read: "):
         load_claims(tmp_path / "none.yaml")
+
+
+def test_what_is_left_out_has_a_name():
+    assert set(left_out("")) == {claim.id for claim in load_claims()}
+    kept = load_claims()[0]
+    assert kept.id not in left_out(rf"\definenumber{{{kept.id}}}{{1}}")
