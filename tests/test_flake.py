@@ -161,10 +161,10 @@ def test_check_of_the_paper_has_what_the_paper_imports() -> None:
     found = re.search(r"withPackages \(packages: \[ (.*?) \]\)", FLAKE)
     assert found
     given = {name.removeprefix("packages.") for name in found[1].split()}
-    imported = set()
+    imported, distributions = set(), packages_distributions()  # which looks through all that is installed
     for file in (ROOT / "paper").rglob("*.py"):
         for line in re.findall(r"^\s*(?:import|from) (\w+)", file.read_text(), re.M):
-            imported |= {name.lower() for name in packages_distributions().get(line, [])}
+            imported |= {name.lower() for name in distributions.get(line, [])}
     assert imported - {PROJECT} == given
 
 

@@ -314,7 +314,13 @@ def test_channels_shared_by_programs(target: str, kernel: Kernel) -> None:
     assert code.count(r"atom\.global[\w.:]*\.add") == 1 and code.count(r"atom\.global[\w.:]*\.or\.b64") >= 4
 
 
-@_everywhere(LAST, ELSEWHERE)
+# All where shared memory is least, which decides how many stages a tile has.
+@_everywhere(LAST, ("sm_86",))
+def test_channels_last_in_little_shared_memory(target: str, kernel: Kernel) -> None:
+    _check_last(target, kernel)
+
+
+@_everywhere([k for k in LAST if k.T == 512 and k.rows in (SOME, ODD) or k.rows == WIDE and k.T == 4096], ELSEWHERE)
 def test_channels_last_elsewhere(target: str, kernel: Kernel) -> None:
     _check_last(target, kernel)
 
