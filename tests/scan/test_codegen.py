@@ -242,6 +242,7 @@ LAST_SHORT = _kernels((2, 16, 32, 64), dim=-2, rows=MANY)
 SHORT = _kernels((127, 256, 1024))
 FEW = _kernels((4097, 16_384))
 FEW_PACKED = _kernels((512,), 2) + _kernels((4096,), 64)
+FEW_LAST = [k for rows in (SOME, ODD, WIDE) for k in _kernels((4096 if rows == WIDE else 512,), dim=-2, rows=rows)]
 FEW_SHARED = _kernels((32_768,), 0, 2, rows=FEW_ROWS)
 ELSEWHERE = tuple(t for t in TARGETS if t != "sm_90")
 
@@ -315,12 +316,12 @@ def test_channels_shared_by_programs(target: str, kernel: Kernel) -> None:
 
 
 # All where shared memory is least, which decides how many stages a tile has.
-@_everywhere(LAST, ("sm_86",))
+@_everywhere([k for k in LAST if k not in FEW_LAST], ("sm_86",))
 def test_channels_last_in_little_shared_memory(target: str, kernel: Kernel) -> None:
     _check_last(target, kernel)
 
 
-@_everywhere([k for k in LAST if k.T == 512 and k.rows in (SOME, ODD) or k.rows == WIDE and k.T == 4096], ELSEWHERE)
+@_everywhere(FEW_LAST, ELSEWHERE)
 def test_channels_last_elsewhere(target: str, kernel: Kernel) -> None:
     _check_last(target, kernel)
 
