@@ -33,7 +33,7 @@ SPILLED_ELSEWHERE = 8
 # The same, a few times over, where tuning holds a thread to fewer registers than ptxas would take.
 SPILLED_CAPPED = 40
 # The same where programs share channels, beside the exchange; and of resets and final states of 64 steps a thread.
-SPILLED_SHARED, SPILLED_RESETS = 24, 176
+SPILLED_SHARED, SPILLED_RESETS = 24, 256
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
 SPILLED_THIN = 8192
 # Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: where they
