@@ -259,9 +259,7 @@ def _launch_both(
         if both is not None:
             _run(key, pointers, both)
             return None
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        _plans[key] = _APART
+        keep(_plans, key, _APART, _MOST_PLANS)
     _launch(name, work, table, dim, descending, log_gates)
     _launch(name, other, table, dim, not descending, log_gates)
     return None
@@ -285,6 +283,13 @@ _plans: dict[Any, Plan] = {}
 _MOST_PLANS = 4096
 # In place of the plan of a pair of scans: they are two launches.
 _APART: Plan = lambda *_: None  # noqa: E731
+
+
+def keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Keeps a value for later calls; where `most` are kept, those are forgotten first."""
+    if len(kept) >= most:
+        kept.clear()
+    kept[key] = value
 
 
 def _launch(name: str, work: Work, table: Table, dim: int, descending: bool, log_gates: bool) -> Plan | None:
@@ -352,11 +357,9 @@ def _run(key: Any, pointers: tuple[Tensor | None, ...], made: Launch) -> None:
         ) from error
     # The interpreter compiles nothing.
     if key is not None and compiled is not None:
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
         constants = kernel.arg_names[len(pointers) + len(arguments) :]
         behind = (*arguments, *(keywords[c] for c in constants))
-        _plans[key] = _plan(compiled, grid, behind, n_exchanged or 0)
+        keep(_plans, key, _plan(compiled, grid, behind, n_exchanged or 0), _MOST_PLANS)
 
 
 def _plan(compiled: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], n_exchanged: int) -> Plan:

@@ -69,9 +69,8 @@ def first(gates: Tensor, tokens: Tensor, options: Options) -> tuple[Tensor, Tens
     key = _key(gates, tokens, options)
     unlike = states.dtype != tokens.dtype or _low_bits([t.data_ptr() for t in (gates, tokens, states)])
     if plan is not None and key not in _calls and not unlike:
-        if len(_calls) >= _MOST_CALLS:
-            _calls.clear()
-        _calls[key] = Call(plan, options, tokens.dtype, _without_memory(final_state), {})
+        call = Call(plan, options, tokens.dtype, _without_memory(final_state), {})
+        launch.keep(_calls, key, call, _MOST_CALLS)
     return states, final_state
 
 
@@ -113,9 +112,7 @@ def backward(
     )
     addresses = [None if t is None else t.data_ptr() for t in (gates, states, d_states, *gradients)]
     if plan is not None and not _low_bits(addresses):
-        if len(call.backward) >= _MOST_BACKWARD:
-            call.backward.clear()
-        call.backward[key] = plan
+        launch.keep(call.backward, key, plan, _MOST_BACKWARD)
     return gradients[:2]
 
 
@@ -153,9 +150,8 @@ def first_both(ahead: Pair, back: Pair, options: Options) -> launch.Both:
     key, tensors = _key(*ahead, options), (*ahead, *back, *outputs[:2])
     unlike = outputs[0].dtype != ahead[1].dtype or _low_bits([t.data_ptr() for t in tensors])
     if plan is not None and key not in _calls_of_both and not unlike:
-        if len(_calls_of_both) >= _MOST_CALLS:
-            _calls_of_both.clear()
-        _calls_of_both[key] = Call(plan, options, ahead[1].dtype, _without_memory(outputs[2]), {})
+        call = Call(plan, options, ahead[1].dtype, _without_memory(outputs[2]), {})
+        launch.keep(_calls_of_both, key, call, _MOST_CALLS)
     return outputs
 
 
@@ -213,9 +209,7 @@ def backward_both(
     )
     tensors = [t for each in (ahead, back, *gradients) for t in each if t is not None]
     if plan is not None and not _low_bits([t.data_ptr() for t in tensors]):
-        if len(call.backward) >= _MOST_BACKWARD:
-            call.backward.clear()
-        call.backward[key] = plan
+        launch.keep(call.backward, key, plan, _MOST_BACKWARD)
     return gradients[0][:2], gradients[1][:2]
 
 

@@ -35,7 +35,6 @@ class Call(NamedTuple):
 
 
 _calls: dict[Any, Call] = {}
-_MOST_CALLS, _MOST_BACKWARD = 4096, 64
 
 
 def scan(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final: bool, added: bool) -> Outputs | None:
@@ -115,9 +114,7 @@ def _first(gates: Tensor, tokens: Tensor, options: Options) -> Outputs:
     key = repeated._key(gates, tokens, options)
     odd = repeated._low_bits([t.data_ptr() for t in (gates, tokens, *outputs) if t is not None])
     if plan is not None and key not in _calls and not odd:
-        if len(_calls) >= _MOST_CALLS:
-            _calls.clear()
-        _calls[key] = Call(options, tokens.dtype, plan, {})
+        launch.keep(_calls, key, Call(options, tokens.dtype, plan, {}), repeated._MOST_CALLS)
     return outputs
 
 
@@ -156,9 +153,7 @@ def backward(
     gradients, plan = made
     addresses = [t.data_ptr() for t in (*given, d_states_reverse, *gradients) if t is not None]
     if plan is not None and not repeated._low_bits(addresses):
-        if len(call.backward) >= _MOST_BACKWARD:
-            call.backward.clear()
-        call.backward[key] = plan
+        launch.keep(call.backward, key, plan, repeated._MOST_BACKWARD)
     return gradients
 
 
