@@ -5,7 +5,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test lint paper
+.PHONY: help reproduce test lint paper readme
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -50,6 +50,9 @@ lint: $(ready) ## check style, types and who imports whom
 
 paper: $(ready) ## build figures, tables, numbers and the PDF from the stored results
 	$(PY) -m paper
+
+readme: $(ready) ## write the picture and the table of README.md from the stored results
+	$(PY) -m paper.readme
 
 $(VENV)/.ready: requirements/dev.txt
 	@$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 12) else \
