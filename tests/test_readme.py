@@ -45,7 +45,7 @@ def test_code_runs(kind: str, code: str, device: torch.device, monkeypatch: pyte
 
 
 def test_code_is_found() -> None:
-    assert [block.values[0] for block in BLOCKS] == ["pycon", "python", "python"]
+    assert [block.values[0] for block in BLOCKS] == ["pycon", "python", "python", "python"]
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make ")])
