@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paper.claims import load_claims
-from paper.report import main
+from paper.claims import FAILS, HOLDS, NOT_MEASURABLE, Verdict, load_claims
+from paper.report import _claims, main
 
 VOID = {"meta", "img", "br"}
 
@@ -80,12 +80,37 @@ def test_every_claim_is_there_with_its_verdict(page: Page) -> None:
     assert "ours is wrong at T = 512 (forward, float32): a < b & c" in page.words
 
 
+def test_claims_are_counted_by_experiment_and_those_that_fail_are_named(page: Page) -> None:
+    stems = list(dict.fromkeys(claim.stem for claim in load_claims()))
+    assert page.attributes["class"].count("claims") == len(stems)
+    of_speed = sum(claim.stem == "speed" for claim in load_claims())
+    counts = re.search(r"speed ((?:\d+ (?:hold|fail|cannot be measured here),? ?)+)", page.words)
+    assert counts and sum(map(int, re.findall(r"\d+", counts[1]))) == of_speed and "fail" in counts[1]
+    assert "What fails: speed-" in page.words
+    assert page.attributes["href"][0] == "#" + page.words.split("What fails: ")[1].split(",")[0]
+
+
+def test_an_experiment_is_folded_unless_a_claim_fails() -> None:
+    claims = load_claims()
+    for word, more in ((HOLDS, ""), (FAILS, " open"), (NOT_MEASURABLE, "")):
+        shown = _claims([Verdict(claims[0], word, 1.0), Verdict(claims[0], HOLDS, 1.0)], "paper")
+        assert f'<details class="claims"{more}>' in shown
+
+
 def test_figures_tables_and_machines_are_there(page: Page) -> None:
     assert len(page.attributes["src"]) == page.tags.count("figure") >= 5
     assert page.tags.count("details") >= 6
     assert "Synthetic H200 (test data) (measured here)" in page.words
     assert "torch 0.0.0" in page.words
     assert "Measured here, on Synthetic H200 (test data): 5 cases, the last on 2030-01-02." in page.words
+
+
+def test_figures_are_described_and_cells_of_words_name_their_column(page: Page) -> None:
+    assert len(page.attributes["alt"]) == len(page.attributes["src"])
+    for number, alt in enumerate(page.attributes["alt"], 1):
+        assert re.fullmatch(rf"Figure {number}\. .{{40,}}[.] Its values are in the tables\.", alt) and "<" not in alt
+    assert page.attributes["data-head"].count("Verdict") == len(load_claims())
+    assert {"Paper", "Measured", "status", "reason", "With", "Records"} <= set(page.attributes["data-head"])
 
 
 def test_no_latex_is_left(page: Page) -> None:
