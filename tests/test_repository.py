@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import scan
+from experiments import provenance
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -187,3 +188,20 @@ def test_the_stored_records_of_the_h200_are_of_one_library() -> None:
     stored = (ROOT / "paper" / "results" / "h200").glob("*.jsonl")
     records = [json.loads(line) for file in stored for line in file.read_text(encoding="utf-8").splitlines()]
     assert len(records) > 400 and len({record["provenance"]["source_hash"] for record in records}) == 1
+
+
+def test_the_stored_records_of_the_h200_are_of_the_library_that_is_checked_in() -> None:
+    here = provenance.sources(ROOT)["source_hash"]
+    stored = {
+        file.stem: [json.loads(line)["provenance"]["source_hash"] for line in file.read_text("utf-8").splitlines()]
+        for file in sorted((ROOT / "paper" / "results" / "h200").glob("*.jsonl"))
+    }
+    stale = {stem: sum(found != here for found in hashes) for stem, hashes in stored.items()}
+    told = [f"{stem} ({count} of {len(stored[stem])} records)" for stem, count in stale.items() if count]
+    sweeps = [f"python -m experiments -m experiment={stem} hardware=h200" for stem, count in stale.items() if count]
+    after = ["python -m experiments.collect", "python -m paper.readme", "python -m paper.claims --from paper"]
+    assert stored
+    assert not told, (
+        f"Measured with another scan/ than the one checked in: {', '.join(told)}. On an H200 run:\n"
+        + "\n".join([*sweeps, *after])
+    )
