@@ -135,12 +135,14 @@ def test_few_rows_are_seven_shapes_and_one_of_complex_numbers():
     assert len(cases) == 2 * len(shapes) and {(case.B, case.dim) for case in cases} == {(1, -1)}
 
 
-def test_both_directions_have_three_forms_and_calls_of_a_training_step():
+def test_both_directions_have_three_forms_and_calls_with_and_without_gradients():
     cases = settings("experiment=bidirectional").experiment.cases()
     assert {case.directions for case in cases} == {"branched", "shared", "shared_sum"}
     kernel, api = ([case for case in cases if case.level == level] for level in ("kernel", "api"))
     assert {case.T for case in kernel} == set(LENGTHS) - {8192, 32768} and len(kernel) == 3 * 8 * 2 * 2
-    assert {(case.T, case.mode) for case in api} == {(T, "forward_backward") for T in (128, 256, 1024)}
+    modes = ("forward", "forward_backward")
+    assert {(case.T, case.mode) for case in api} == set(itertools.product((128, 256, 1024), modes))
+    assert len(api) == 3 * 3 * 2 * 2
 
 
 @pytest.mark.parametrize("experiment", ["layouts", "few_rows", "bidirectional"])
