@@ -124,7 +124,7 @@ def shortfalls(
         yield f"Host times were taken while other sweeps ran, because --gpus {len(gpus)} asked for it."
     for step in steps.done:
         if step.limit_minutes is not None and step.seconds >= 60 * step.limit_minutes:
-            yield f"{step.title} was stopped after {duration(step.seconds)}; its own lines above say what it left."
+            yield f"{step.title} had no time left after {duration(step.seconds)}; its own lines above say what it left."
         if step.status:
             yield f"{step.title} ended with exit status {step.status}; its own lines above say why."
     found = [each for each in rows if len(each)]

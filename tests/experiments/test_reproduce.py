@@ -198,7 +198,7 @@ def test_quick_measures_less_in_limited_time_and_says_so(steps, capsys, monkeypa
     assert all("measure=quick" in sweep for sweep in sweeps) and "experiment.draws=8" in sweeps[1]
     assert [sweep[-1] for sweep in sweeps] == ["limit_minutes=4.0", "limit_minutes=8.0"]
     shown = capsys.readouterr().out
-    assert "because --quick asked for it" in shown and "was stopped" not in shown
+    assert "because --quick asked for it" in shown and "no time left" not in shown
 
 
 def test_a_sweep_that_ran_out_of_time_is_named(steps, capsys, monkeypatch):
@@ -206,7 +206,7 @@ def test_a_sweep_that_ran_out_of_time_is_named(steps, capsys, monkeypatch):
     monkeypatch.setattr(reproduce.time, "monotonic", lambda: 300 * len(commands))
     assert reproduce.main(["--quick"]) == 0
     assert [sweep[-1] for sweep in commands[:2]] == ["limit_minutes=4.0", "limit_minutes=3.0"]
-    said = "The sweep {} was stopped after 5 min; its own lines above say what it left.\n"
+    said = "The sweep {} had no time left after 5 min; its own lines above say what it left.\n"
     shown = capsys.readouterr().out
     assert said.format("speed") in shown and said.format("precision") in shown
 

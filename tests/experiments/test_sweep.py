@@ -285,6 +285,13 @@ def test_a_sweep_stops_cleanly_at_its_limit_and_a_rerun_completes_it(plan, fake,
     assert fake() == [1, 3, 4]
 
 
+def test_a_single_case_that_is_left_is_named(plan):
+    assert sweep.left(plan.experiment.cases()[3:]) == [
+        "1 case is left; the same command goes on from here.",
+        "  api float32 uniform_0_1: T=4 forward",
+    ]
+
+
 def test_the_limit_counts_from_the_start_of_the_whole_sweep(plan, fake, run_folder, capfd):
     limited = dataclasses.replace(plan, limit_minutes=10)
     Events(run_folder).add("sweep started", at=time.time() - 601)
