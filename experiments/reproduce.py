@@ -138,8 +138,8 @@ def main(arguments: list[str]) -> int:
         prog="python -m experiments.reproduce",
         description="Measure what suits this machine, build the paper and a report, and judge the paper's claims.",
         epilog="Started again, it measures only what is missing, failed or stale. Exit status: 0 where every claim "
-        "that can be measured here holds, 1 where one fails or a step failed, 2 where the machine cannot be asked, "
-        "130 where it was interrupted.",
+        "that can be measured here holds, 1 where one fails or a step failed, 2 where the machine cannot be asked "
+        "or lacks what --gpus names, 130 where it was interrupted.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
