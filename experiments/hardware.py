@@ -1,7 +1,7 @@
-"""Which device this machine has, and whether it is the one that the settings expect.
+"""Which devices this machine has, and whether the first is the one that the settings expect.
 
-`python -m experiments.hardware` prints it as JSON: the entry point asks in a process of its own, because a CUDA context
-in the supervising process would hold memory of the GPU for the whole sweep.
+`python -m experiments.hardware` prints them as JSON: the entry point asks in a process of its own, because a CUDA
+context in the supervising process would hold memory of the GPU for the whole sweep.
 """
 
 import dataclasses
@@ -29,25 +29,37 @@ class Machine:
     uuid: str | None = None
 
 
-def this_machine() -> Machine:
-    """Ask PyTorch, in this process."""
+def this_machine(index: int = 0) -> Machine:
+    """Ask PyTorch, in this process, for its first GPU or for the one with this index."""
     import torch
 
     if not torch.cuda.is_available():
         return Machine("cpu")
-    properties = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(index)
     return Machine("cuda", properties.name, round(properties.total_memory / 2**30, 1), str(properties.uuid))
 
 
+def these_machines() -> list[Machine]:
+    """The same for every GPU that PyTorch sees, or for the CPU."""
+    import torch
+
+    return [this_machine(index) for index in range(max(torch.cuda.device_count(), 1))]
+
+
 def ask_this_machine() -> Machine:
-    """Ask PyTorch, in a process of its own."""
+    """Ask PyTorch for the first device, in a process of its own."""
+    return ask_these_machines()[0]
+
+
+def ask_these_machines() -> list[Machine]:
+    """Ask PyTorch for every device, in a process of its own."""
     asked = subprocess.run(
         [sys.executable, "-m", "experiments.hardware"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
         raise ConfigError(f"The device of this machine could not be asked for ({last}); name it, as in hardware=cpu.")
-    return Machine(**json.loads(asked.stdout.splitlines()[-1]))
+    return [Machine(**each) for each in json.loads(asked.stdout.splitlines()[-1])]
 
 
 def overrides_for(machine: Machine, presets: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -82,4 +94,4 @@ def check(hardware: Hardware, machine: Machine) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(this_machine())))
+    print(json.dumps([dataclasses.asdict(each) for each in these_machines()]))

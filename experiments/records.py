@@ -20,7 +20,7 @@ def load(source: Path | str) -> list[dict[str, Any]]:
     """The records of a jsonl file, or of every `record.json` and `*.jsonl` below a folder, sorted by path."""
     source = Path(source)
     if source.is_dir():
-        files = sorted([*source.rglob("record.json"), *source.rglob("*.jsonl")])
+        files = sorted([*record_files(source), *source.rglob("*.jsonl")])
     elif source.is_file():
         files = [source]
     else:
@@ -34,6 +34,11 @@ def load(source: Path | str) -> list[dict[str, Any]]:
             found = record.get("schema")
             raise ValueError(f"A record in {source} has schema {found!r}, but this version reads {SCHEMA}.")
     return records
+
+
+def record_files(folder: Path) -> list[Path]:
+    """Every `record.json` below a folder, but not the copies that runs of wandb keep there."""
+    return sorted(file for file in folder.rglob("record.json") if "wandb" not in file.relative_to(folder).parts)
 
 
 def median_interval(samples: Iterable[float]) -> tuple[float, float]:

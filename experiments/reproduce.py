@@ -1,19 +1,22 @@
-"""`python -m experiments.reproduce`: measure what suits this machine, build the paper, say what came out and holds."""
+"""`python -m experiments.reproduce`: measure what suits this machine, build the paper, say what came out and holds.
+
+With --gpus N, N sweeps run at a time, each alone on its GPU: host times are then taken beside the work of other sweeps.
+"""
 
 import argparse
+import math
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import pandas as pd
 import yaml
 
 from experiments import summary
 from experiments.config import ConfigError
-from experiments.hardware import ROOT, Machine, ask_this_machine
+from experiments.hardware import ROOT, Machine, ask_these_machines
+from experiments.processes import Job, Steps, gpus_to_use, number_of_gpus
 from experiments.progress import duration
 from experiments.records import load, tidy
 
@@ -37,41 +40,6 @@ QUICK_MINUTES = 8
 INTERRUPTED = 130
 
 
-@dataclass
-class Step:
-    """One process of a reproduction: how it ended and how long it took."""
-
-    title: str
-    status: int
-    seconds: float
-    limit_minutes: float | None = None
-
-
-@dataclass
-class Steps:
-    """All of them, in order."""
-
-    done: list[Step] = field(default_factory=list)
-
-    def run(self, title: str, command: list[str], limit_minutes: float | None = None) -> None:
-        """Run one with its output shown."""
-        print(f"\n== {title}\n{' '.join(command)}", flush=True)
-        started = time.monotonic()
-        status = run(command)
-        self.done.append(Step(title, status, time.monotonic() - started, limit_minutes))
-        print(f"== {title}: {duration(self.done[-1].seconds)}, exit status {status}", flush=True)
-
-    @property
-    def seconds(self) -> float:
-        """The time of all so far."""
-        return sum(step.seconds for step in self.done)
-
-
-def run(command: list[str]) -> int:
-    """A process of its own; its exit status."""
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
-
-
 def stems() -> list[str]:
     """The paper's experiments in the order of its claims, those without a claim behind them."""
     claims = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["claims"]
@@ -87,6 +55,16 @@ def sweep_command(stem: str, machine: Machine, limit_minutes: float | None) -> l
     if limit_minutes is None:
         return command
     return [*command, "measure=quick", *QUICK.get(stem, ()), f"limit_minutes={limit_minutes:.1f}"]
+
+
+def sweeps(experiments: list[str], machine: Machine, quick: bool, at_a_time: int) -> Iterator[Job]:
+    """The sweeps in order, each with its share of the minutes that are left when it starts, if they are limited."""
+    began = time.monotonic()
+    for number, stem in enumerate(experiments):
+        left = QUICK_MINUTES - (time.monotonic() - began) / 60
+        rounds = math.ceil((len(experiments) - number) / at_a_time)
+        limit = max(left, 0.1) / rounds if quick else None
+        yield Job(stem, f"The sweep {stem}", sweep_command(stem, machine, limit), limit)
 
 
 def measured() -> bool:
@@ -124,7 +102,9 @@ def summary_lines(stem: str, rows: pd.DataFrame) -> Iterable[str]:
     return lines(rows) if lines else [f"{stem}: {rows['case_id'].nunique()} cases"]
 
 
-def shortfalls(machine: Machine | None, steps: Steps, quick: bool, rows: list[pd.DataFrame]) -> Iterator[str]:
+def shortfalls(
+    machine: Machine | None, gpus: list[str], steps: Steps, quick: bool, rows: list[pd.DataFrame]
+) -> Iterator[str]:
     """What this run could not do or did smaller than the paper, and why."""
     if machine is None:
         yield "Nothing was measured, because --figures-only asked for it."
@@ -140,9 +120,11 @@ def shortfalls(machine: Machine | None, steps: Steps, quick: bool, rows: list[pd
         yield "No PDF was typeset, because latexmk is not installed."
     if quick:
         yield "Fewer sizes, dtypes, draws and repeats than in the paper, because --quick asked for it."
+    if len(gpus) > 1:
+        yield f"Host times were taken while other sweeps ran, because --gpus {len(gpus)} asked for it."
     for step in steps.done:
         if step.limit_minutes is not None and step.seconds >= 60 * step.limit_minutes:
-            yield f"{step.title} was stopped after {duration(step.seconds)}; its own lines above say what it left."
+            yield f"{step.title} had no time left after {duration(step.seconds)}; its own lines above say what it left."
         if step.status:
             yield f"{step.title} ended with exit status {step.status}; its own lines above say why."
     found = [each for each in rows if len(each)]
@@ -156,19 +138,28 @@ def main(arguments: list[str]) -> int:
         prog="python -m experiments.reproduce",
         description="Measure what suits this machine, build the paper and a report, and judge the paper's claims.",
         epilog="Started again, it measures only what is missing, failed or stale. Exit status: 0 where every claim "
-        "that can be measured here holds, 1 where one fails or a step failed, 2 where the machine cannot be asked, "
-        "130 where it was interrupted.",
+        "that can be measured here holds, 1 where one fails or a step failed, 2 where the machine cannot be asked "
+        "or lacks what --gpus names, 130 where it was interrupted.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--quick", action="store_true", help="fewer sizes and repeats; sweeps stop after eight minutes together"
     )
     what.add_argument("--figures-only", action="store_true", help="measure nothing, build from what is stored")
+    parser.add_argument(
+        "--gpus",
+        metavar="N",
+        default="1",
+        help="run N sweeps at a time, each alone on one of N GPUs of one kind (default: 1); host times are then taken "
+        "while other sweeps run",
+    )
     asked = parser.parse_args(arguments)
     try:
+        number = number_of_gpus(asked.gpus)
         # Without a sweep, nothing here needs PyTorch.
-        machine = None if asked.figures_only else ask_this_machine()
-        return reproduce(machine, asked.quick)
+        found = [] if asked.figures_only else ask_these_machines()
+        gpus = gpus_to_use(number, found) if found and number > 1 else []
+        return reproduce(found[0] if found else None, gpus, asked.quick)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -177,26 +168,29 @@ def main(arguments: list[str]) -> int:
         return INTERRUPTED
 
 
-def reproduce(machine: Machine | None, quick: bool) -> int:
-    """All steps on a machine, or without one those that measure nothing."""
+def reproduce(machine: Machine | None, gpus: list[str], quick: bool) -> int:
+    """All steps on a machine, sweeps side by side where GPUs are named; or without one those that measure nothing."""
     steps, experiments = Steps(), stems()
     rows: dict[str, pd.DataFrame] = {}
     if machine:
-        for number, stem in enumerate(experiments):
-            left = QUICK_MINUTES - steps.seconds / 60
-            limit = max(left, 0.1) / (len(experiments) - number) if quick else None
-            steps.run(f"The sweep {stem}", sweep_command(stem, machine, limit), limit)
-            rows[stem] = measured_here(stem, machine)
-    steps.run("The paper", paper_command())
-    steps.run("The report", report_command())
+        jobs = sweeps(experiments, machine, quick, max(len(gpus), 1))
+        if gpus:
+            steps.run_side_by_side(jobs, gpus)
+        else:
+            for job in jobs:
+                steps.run(job)
+        rows = {stem: measured_here(stem, machine) for stem in experiments}
+    steps.run(Job("paper", "The paper", paper_command()))
+    steps.run(Job("report", "The report", report_command()))
     if machine:
         print(f"\n== What was measured on this machine (records: {OUTPUTS})")
         for stem, found in rows.items():
             if len(found):
                 print("\n" + "\n".join(summary_lines(stem, found)))
     print("\n== What could not be done here")
-    print("\n".join(shortfalls(machine, steps, quick, list(rows.values()))) or "Nothing was left out.", flush=True)
-    steps.run("The claims", claims_command())
+    said = "\n".join(shortfalls(machine, gpus, steps, quick, list(rows.values())))
+    print(said or "Nothing was left out.", flush=True)
+    steps.run(Job("claims", "The claims", claims_command()))
     print("\n".join(["", "== Where everything is", *where()]), flush=True)
     return int(any(step.status for step in steps.done))
 

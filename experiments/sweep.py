@@ -252,8 +252,12 @@ def left(cases: list[Case]) -> list[str]:
     for case in cases:
         words = " ".join(word for word in (case.level, case.dtype, case.gates) if word)
         groups.setdefault(words, []).append(f"T={case.T} {case.mode}{' channels_last' if case.dim == -2 else ''}")
-    lines = [f"  {words}: {len(each)} cases, from {each[0]} to {each[-1]}" for words, each in groups.items()]
-    return [f"{len(cases)} cases are left; the same command goes on from here.", *lines]
+    lines = [
+        f"  {words}: {len(each)} cases, from {each[0]} to {each[-1]}" if len(each) > 1 else f"  {words}: {each[0]}"
+        for words, each in groups.items()
+    ]
+    count = f"{len(cases)} cases are" if len(cases) > 1 else "1 case is"
+    return [f"{count} left; the same command goes on from here.", *lines]
 
 
 def context_is_broken(providers: Mapping[str, Mapping[str, Any]], machine: Machine) -> bool:

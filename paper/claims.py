@@ -331,9 +331,9 @@ def left_out(text: str) -> list[str]:
     return [claim.id for claim in load_claims() if rf"\definenumber{{{claim.id}}}" not in text]
 
 
-def table(verdicts: Sequence[Verdict]) -> Iterable[str]:
-    """Claim, paper, here and verdict in columns; below each the sentence."""
-    rows = [("claim", "paper", "here", "verdict")]
+def table(verdicts: Sequence[Verdict], measured: str = "here") -> Iterable[str]:
+    """Claim, paper, what was measured and verdict in columns; below each the sentence."""
+    rows = [("claim", "paper", measured, "verdict")]
     rows += [(each.claim.id, f"{sign(each.claim)}{each.claim.value}", each.here, each.text) for each in verdicts]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row, verdict in zip(rows, [None, *verdicts], strict=True):
@@ -383,9 +383,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClaimError, ResultsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    where = "RESULTS/HARDWARE/STEM.jsonl" if asked.origin == "paper" else "OUTPUTS/STEM/CASE-HARDWARE"
+    stored = asked.origin == "paper"
+    where = f"{asked.results}/HARDWARE/STEM.jsonl" if stored else f"{asked.outputs}/STEM/CASE-HARDWARE/record.json"
     samples = f"Raw samples: `samples_ms` of each provider in {where}."
-    print("\n".join([*table(verdicts), "", samples, summary(verdicts)]))
+    print("\n".join([*table(verdicts, "stored" if stored else "here"), "", samples, summary(verdicts)]))
     return int(any(verdict.word == FAILS for verdict in verdicts))
 
 

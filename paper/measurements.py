@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.records import QUANTITIES, load, tidy
+from experiments.records import QUANTITIES, load, record_files, tidy
 from paper.intervals import UNKNOWN, Interval, paired
 
 CHANNELS_LAST = "ours_channels_last"
@@ -132,7 +132,7 @@ def gather(results: Path, also: Sequence[Path] = ()) -> Measurements:
     for folder in also:
         if not folder.is_dir():
             raise ResultsError(f"--also must be a folder of outputs of `python -m experiments`, got {folder}.")
-        files += [(file, "here") for file in sorted(folder.rglob("record.json"))]
+        files += [(file, "here") for file in record_files(folder)]
     parts, stored = [], set()
     for file, origin in files:
         records = [record for record in _load(file) if record["stem"] not in WITHOUT_CLAIM]
@@ -151,7 +151,7 @@ def gather(results: Path, also: Sequence[Path] = ()) -> Measurements:
 
 def left_by_sweeps(outputs: Path) -> pd.DataFrame:
     """The rows of all that sweeps left below a folder, stored by now or not; an empty table where they left nothing."""
-    found = [(_load(file), file) for file in sorted(outputs.rglob("record.json"))]
+    found = [(_load(file), file) for file in record_files(outputs)]
     parts = [_rows(records, file, "here") for records, file in found if records[0]["stem"] not in WITHOUT_CLAIM]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 

@@ -1,4 +1,4 @@
-"""Both directions at once: kernels of each form by length, and calls of a training step through the Python API."""
+"""Both directions at once: kernels of each form by length, and calls through the Python API, with gradients or not."""
 
 import pandas as pd
 
@@ -9,15 +9,20 @@ from paper.forms import FORMS, PEERS, forms, over
 from paper.measurements import Machine, Measurements
 from paper.typeset import Float, decimals, escape, heading, table
 
+CALLS = {"forward": "without gradients", "forward_backward": "with their gradients"}
+"""What a call does, by its mode in the records."""
+
 
 def make(measurements: Measurements) -> list[Float]:
-    """The tables of each GPU or CPU that both directions were measured on: one a form, and one of calls."""
+    """The tables of each GPU or CPU that both directions were measured on: one a form, and one a kind of call."""
     floats = []
     for machine, rows in shapes.measured(measurements, "bidirectional"):
         floats += [_lengths(machine, rows[rows["directions"] == form], form) for form in forms(rows)]
-        calls = measurements.every(machine, "bidirectional", level="api", mode="forward_backward")
-        if calls["median_ms"].notna().any():
-            floats.append(_calls(machine, calls))
+        for mode in CALLS:
+            # Where there are no kernels, the tables of the forms have the calls without gradients.
+            calls = measurements.every(machine, "bidirectional", level="api", mode=mode)
+            if calls["median_ms"].notna().any() and not set(calls["case_id"]) & set(rows["case_id"]):
+                floats.append(_calls(machine, calls, mode))
     return floats
 
 
@@ -34,7 +39,7 @@ def _lengths(machine: Machine, rows: pd.DataFrame, form: str) -> Float:
     return table(label, columns, head, body, caption)
 
 
-def _calls(machine: Machine, rows: pd.DataFrame) -> Float:
+def _calls(machine: Machine, rows: pd.DataFrame, mode: str) -> Float:
     names = [name for name in PEERS if rows.loc[rows["provider"] == name, "median_ms"].notna().any()]
     shorts = [escape(style.look(name).short) for name in names]
     timed = [*shorts, *(rf"$\times$ {short}" for short in shorts)]
@@ -55,8 +60,9 @@ def _calls(machine: Machine, rows: pd.DataFrame) -> Float:
                 body.append(line)
     host = r" \emph{host}: until the call returns, in \textmu s." if hosts else ""
     caption = (
-        f"Both directions with their gradients through the Python API on {escape(machine.title)}, {shape(rows)}: a "
+        f"Both directions {CALLS[mode]} through the Python API on {escape(machine.title)}, {shape(rows)}: a "
         f"call in ms{conditions(rows)}. $\\times$: time of the other, where its result is right, over time of ours, "
         rf"with its 95\,\% interval.{host}{unmarked(rows)}"
     )
-    return table(f"tab:bidirectional:calls:{machine.slug}", "r" * width, head, body, caption)
+    label = f"tab:bidirectional:calls:{mode.replace('_', '-')}:{machine.slug}"
+    return table(label, "r" * width, head, body, caption)

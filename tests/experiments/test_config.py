@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 hydra = pytest.importorskip("hydra")
 
@@ -23,7 +25,15 @@ from experiments.config import (  # noqa: E402
     Settings,
     parse_lengths,
 )
-from experiments.hardware import ROOT, Machine, check, overrides_for  # noqa: E402
+from experiments.hardware import (  # noqa: E402
+    ROOT,
+    Machine,
+    ask_these_machines,
+    check,
+    overrides_for,
+    these_machines,
+    this_machine,
+)
 
 LENGTHS = tuple(2**power for power in range(7, 17))
 CASE = Case("speed", "api", "forward", "float32", B=2, C=3, T=128)
@@ -125,12 +135,14 @@ def test_few_rows_are_seven_shapes_and_one_of_complex_numbers():
     assert len(cases) == 2 * len(shapes) and {(case.B, case.dim) for case in cases} == {(1, -1)}
 
 
-def test_both_directions_have_three_forms_and_calls_of_a_training_step():
+def test_both_directions_have_three_forms_and_calls_with_and_without_gradients():
     cases = settings("experiment=bidirectional").experiment.cases()
     assert {case.directions for case in cases} == {"branched", "shared", "shared_sum"}
     kernel, api = ([case for case in cases if case.level == level] for level in ("kernel", "api"))
     assert {case.T for case in kernel} == set(LENGTHS) - {8192, 32768} and len(kernel) == 3 * 8 * 2 * 2
-    assert {(case.T, case.mode) for case in api} == {(T, "forward_backward") for T in (128, 256, 1024)}
+    modes = ("forward", "forward_backward")
+    assert {(case.T, case.mode) for case in api} == set(itertools.product((128, 256, 1024), modes))
+    assert len(api) == 3 * 3 * 2 * 2
 
 
 @pytest.mark.parametrize("experiment", ["layouts", "few_rows", "bidirectional"])
@@ -361,6 +373,20 @@ def test_lengths_spell_out_counts():
 )
 def test_auto_finds_the_preset_of_a_gpu(name, preset):
     assert overrides_for(Machine("cuda", name, 80.0), presets()) == [f"hardware={preset}"]
+
+
+def test_a_gpu_is_known_by_its_own_identity(monkeypatch):
+    gpus = [SimpleNamespace(name="NVIDIA H200", total_memory=139.8 * 2**30, uuid=uuid) for uuid in ("ab-1", "cd-2")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    assert these_machines() == [Machine("cuda", "NVIDIA H200", 139.8, uuid) for uuid in ("ab-1", "cd-2")]
+    assert this_machine() == these_machines()[0]
+
+
+def test_without_a_gpu_the_cpu_is_found(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ask_these_machines() == [Machine("cpu")]
 
 
 def test_auto_without_a_gpu_is_the_cpu():

@@ -11,7 +11,7 @@ import pytest
 
 from experiments import store
 from experiments.hardware import ROOT
-from experiments.records import load, median_interval, tidy
+from experiments.records import load, median_interval, record_files, tidy
 
 CASE = {"stem": "speed", "level": "api", "mode": "forward", "dtype": "float32", "B": 8, "C": 1536, "T": 128}
 
@@ -112,6 +112,13 @@ def test_load_reads_files_and_folders_in_a_stable_order(tmp_path):
     assert [each["case_id"] for each in load(tmp_path / "speed")] == ["a", "b"]
     assert [each["case_id"] for each in load(lines)] == ["d", "c"]
     assert [each["case_id"] for each in load(str(tmp_path))] == ["d", "c", "a", "b"]
+
+
+def test_copies_that_wandb_keeps_are_no_records(tmp_path):
+    store.write(tmp_path / "speed" / "a" / "record.json", record(case_id="a"))
+    store.write(tmp_path / "wandb" / "offline-run-1" / "files" / "record.json", record(case_id="a"))
+    assert record_files(tmp_path) == [tmp_path / "speed" / "a" / "record.json"]
+    assert [each["case_id"] for each in load(tmp_path)] == ["a"]
 
 
 def test_load_says_what_it_cannot_read(tmp_path):

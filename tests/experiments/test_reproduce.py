@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from experiments import reproduce, store
+from experiments import processes, reproduce, store
 from experiments.config import ConfigError
 from experiments.hardware import Machine
 from experiments.records import tidy
@@ -136,7 +136,7 @@ def steps(monkeypatch, tmp_path):
     (tmp_path / "results" / "h200").mkdir(parents=True)
     (tmp_path / "results" / "published").mkdir()
     monkeypatch.setattr(reproduce, "stems", lambda: ["speed", "precision"])
-    monkeypatch.setattr(reproduce, "ask_this_machine", lambda: Machine("cpu"))
+    monkeypatch.setattr(reproduce, "ask_these_machines", lambda: [Machine("cpu")])
     monkeypatch.setattr(reproduce.shutil, "which", lambda name: None)
 
     def run(command):
@@ -149,7 +149,7 @@ def steps(monkeypatch, tmp_path):
             raise end
         return end
 
-    monkeypatch.setattr(reproduce, "run", run)
+    monkeypatch.setattr(processes, "run", run)
     return commands, ends
 
 
@@ -180,7 +180,7 @@ def test_a_cpu_measures_every_sweep_builds_the_paper_and_judges_the_claims(steps
 
 def test_a_gpu_measures_the_papers_sweeps(steps, monkeypatch, tmp_path, capsys):
     commands, _ = steps
-    monkeypatch.setattr(reproduce, "ask_this_machine", lambda: Machine("cuda", "NVIDIA H200"))
+    monkeypatch.setattr(reproduce, "ask_these_machines", lambda: [Machine("cuda", "NVIDIA H200")] * 2)
     monkeypatch.setattr(reproduce.shutil, "which", lambda name: f"/bin/{name}")
     assert reproduce.main([]) == 0
     assert [command[3] for command in commands[:2]] == ["hardware=auto"] * 2
@@ -198,23 +198,39 @@ def test_quick_measures_less_in_limited_time_and_says_so(steps, capsys, monkeypa
     assert all("measure=quick" in sweep for sweep in sweeps) and "experiment.draws=8" in sweeps[1]
     assert [sweep[-1] for sweep in sweeps] == ["limit_minutes=4.0", "limit_minutes=8.0"]
     shown = capsys.readouterr().out
-    assert "because --quick asked for it" in shown and "was stopped" not in shown
+    assert "because --quick asked for it" in shown and "no time left" not in shown
 
 
 def test_a_sweep_that_ran_out_of_time_is_named(steps, capsys, monkeypatch):
     commands, _ = steps
-    clock = iter(range(0, 100_000, 300))
-    monkeypatch.setattr(reproduce.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(reproduce.time, "monotonic", lambda: 300 * len(commands))
     assert reproduce.main(["--quick"]) == 0
     assert [sweep[-1] for sweep in commands[:2]] == ["limit_minutes=4.0", "limit_minutes=3.0"]
-    said = "The sweep {} was stopped after 5 min; its own lines above say what it left.\n"
+    said = "The sweep {} had no time left after 5 min; its own lines above say what it left.\n"
     shown = capsys.readouterr().out
     assert said.format("speed") in shown and said.format("precision") in shown
 
 
+@pytest.mark.parametrize("at_a_time", [1, 2, 3, 4, 16])
+def test_quick_ends_in_time_however_many_sweeps_run_at_a_time(monkeypatch, at_a_time):
+    now = 0.0
+    monkeypatch.setattr(reproduce.time, "monotonic", lambda: now)
+    monkeypatch.setattr(reproduce, "sweep_command", lambda *given: [])
+    jobs = reproduce.sweeps([str(number) for number in range(9)], Machine("cuda"), True, at_a_time)
+    ends: list[float] = []
+    while True:
+        while len(ends) < at_a_time and (job := next(jobs, None)):
+            ends.append(now + 60 * job.limit_minutes)
+        if not ends:
+            break
+        now = min(ends)
+        ends.remove(now)
+    assert now == pytest.approx(60 * reproduce.QUICK_MINUTES)
+
+
 def test_figures_only_measures_nothing_and_asks_no_machine(steps, tmp_path, monkeypatch, capsys):
     commands, _ = steps
-    monkeypatch.setattr(reproduce, "ask_this_machine", lambda: pytest.fail("PyTorch was asked"))
+    monkeypatch.setattr(reproduce, "ask_these_machines", lambda: pytest.fail("PyTorch was asked"))
     assert reproduce.main(["--figures-only"]) == 0
     assert [command[1] for command in commands] == ["paper", "paper.report", "paper.claims"]
     assert "--also" not in commands[0] and commands[2][2:4] == ["--from", "paper"]
@@ -231,8 +247,8 @@ def test_figures_only_needs_no_torch_triton_hydra_or_wandb(tmp_path):
     blocked = ("torch", "triton", "hydra", "omegaconf", "wandb", "scan")
     script = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
-        "from experiments import reproduce\n"
-        "reproduce.run = lambda command: print('ran', command[2]) or 0\n"
+        "from experiments import processes, reproduce\n"
+        "processes.run = lambda command: print('ran', command[2]) or 0\n"
         "sys.exit(reproduce.main(['--figures-only']))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=reproduce.ROOT, capture_output=True, text=True)
@@ -267,7 +283,7 @@ def test_a_machine_that_cannot_be_asked_is_said(steps, monkeypatch, capsys):
     def fail():
         raise ConfigError("The device of this machine could not be asked for (no torch); name it, as in hardware=cpu.")
 
-    monkeypatch.setattr(reproduce, "ask_this_machine", fail)
+    monkeypatch.setattr(reproduce, "ask_these_machines", fail)
     assert reproduce.main([]) == 2
     assert capsys.readouterr().err == (
         "error: The device of this machine could not be asked for (no torch); name it, as in hardware=cpu.\n"

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -284,6 +285,13 @@ def test_a_sweep_stops_cleanly_at_its_limit_and_a_rerun_completes_it(plan, fake,
     assert fake() == [1, 3, 4]
 
 
+def test_a_single_case_that_is_left_is_named(plan):
+    assert sweep.left(plan.experiment.cases()[3:]) == [
+        "1 case is left; the same command goes on from here.",
+        "  api float32 uniform_0_1: T=4 forward",
+    ]
+
+
 def test_the_limit_counts_from_the_start_of_the_whole_sweep(plan, fake, run_folder, capfd):
     limited = dataclasses.replace(plan, limit_minutes=10)
     Events(run_folder).add("sweep started", at=time.time() - 601)
@@ -330,6 +338,17 @@ def test_a_sweep_whose_supervisor_is_gone_measures_no_further(plan, fake, run_fo
 
 def test_two_devices_have_two_locks():
     assert lock_path("GPU-a") != lock_path("GPU-b")
+    with device_lock("GPU-a", pytest.fail), device_lock("GPU-b", pytest.fail):
+        pass
+
+
+def test_a_sweep_locks_the_gpu_itself_under_whatever_index_it_is_seen(plan, fake, run_folder, monkeypatch):
+    taken = []
+    monkeypatch.setattr(sweep, "device_lock", lambda device, on_wait: taken.append(device) or nullcontext())
+    sweeping = sweep.Sweep(plan, run_folder, CPU)
+    sweeping.machine = Machine("cuda", "NVIDIA H200", 139.8, "0123-4567")
+    assert sweeping.run() == sweep.DONE
+    assert taken == ["0123-4567"] * len(LENGTHS)
 
 
 def test_a_torn_last_event_is_ignored(tmp_path):

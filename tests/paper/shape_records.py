@@ -69,7 +69,7 @@ def few_rows_records(hardware: str = "h200") -> list[Record]:
 
 
 def bidirectional_records(hardware: str = "h200") -> list[Record]:
-    """Each form by length, warp wrong at one of them, and calls of a training step."""
+    """Each form by length, warp wrong at one of them, and calls with and without gradients."""
     draw, records = random.Random(6), []
     for form, modes in BOTH.items():
         for dtype in ("float32", "bfloat16"):
@@ -82,10 +82,12 @@ def bidirectional_records(hardware: str = "h200") -> list[Record]:
                         providers["warp_flips"] |= {"status": "wrong", "reason": "d_gates differs."}
                     case = {"mode": mode, "dtype": dtype, "B": 8, "C": 1536, "T": T, "directions": form}
                     records.append(made("bidirectional", hardware, case, providers))
-            for T in (128, 1024):
-                providers = timed(0.2, {"ours": 0.8, "two_launches": 0.5, "warp_flips": 0.4, "roofline": 1.0}, draw)
-                for name in ("ours", "two_launches", "warp_flips"):
-                    providers[name]["host_samples_us"] = [150 + draw.random() for _ in range(7)]
-                case = {"mode": "forward_backward", "dtype": dtype, "B": 8, "C": 1536, "T": T, "directions": form}
-                records.append(made("bidirectional", hardware, {**case, "level": "api"}, providers))
+            for mode, two in (("forward_backward", 0.5), ("forward", 0.4)):
+                for T in (128, 1024):
+                    shares = {"ours": 0.8, "two_launches": two, "warp_flips": 0.4, "roofline": 1.0}
+                    providers = timed(0.2, shares, draw)
+                    for name in ("ours", "two_launches", "warp_flips"):
+                        providers[name]["host_samples_us"] = [150 + draw.random() for _ in range(7)]
+                    case = {"mode": mode, "dtype": dtype, "B": 8, "C": 1536, "T": T, "directions": form}
+                    records.append(made("bidirectional", hardware, {**case, "level": "api"}, providers))
     return records

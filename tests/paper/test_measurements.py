@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paper.intervals import paired
-from paper.measurements import Measurements, ResultsError, fraction_of, gather
+from paper.measurements import Measurements, ResultsError, fraction_of, gather, left_by_sweeps
 
 Write = Callable[..., Path]
 
@@ -47,6 +47,16 @@ def test_machines_are_named_by_their_records_and_kept_apart(synthetic: Path, tmp
 def test_what_is_already_stored_is_not_shown_again_as_measured_here(synthetic: Path, tmp_path: Path) -> None:
     same = one(synthetic / "h200" / "speed.jsonl")
     assert all(machine.origin != "here" for machine in gather(synthetic, [outputs(tmp_path, same)]).machines)
+
+
+def test_copies_that_wandb_keeps_of_what_was_measured_here_are_not_counted(synthetic: Path, tmp_path: Path) -> None:
+    folder = outputs(tmp_path, one(synthetic / "h200" / "speed.jsonl", case_id="mine"))
+    counts = [len(gather(synthetic, [folder]).rows), len(left_by_sweeps(folder))]
+    (record,) = folder.rglob("record.json")
+    kept = folder / "wandb" / "offline-run-1" / "files" / "record.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(record.read_bytes())
+    assert [len(gather(synthetic, [folder]).rows), len(left_by_sweeps(folder))] == counts
 
 
 def test_without_committed_measurements_the_prose_is_about_those_from_here(synthetic: Path, tmp_path: Path) -> None:
