@@ -155,8 +155,10 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     constants["FLAT"] = sizes.B == 1 or all(a.b == sizes.C * a.c for a in present)
     for label, a in taken.items():
         constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and same_phase(a, states, V)
-    constants |= {"STATE": tl.float32, "TIME": tl.int32, "ONE_WARP": config.num_warps == 1}
+    constants |= {"STATE": tl.float32, "TIME": tl.int32, "ONE_WARP": config.groups <= 64}
     strides = [stride for a in taken.values() for stride in ((0, 0, 0) if a is None else a.strides)]
     arguments = (sizes.C, sizes.T, sizes.rows, *strides)
-    options = {"num_warps": config.num_warps, "enable_fp_fusion": True}
+    options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
+    if config.registers is not None and torch.version.hip is None:
+        options["maxnreg"] = config.registers
     return Launch(getattr(kernels, name), (-(-sizes.rows // config.rows), 1, 1), arguments, constants | options)

@@ -35,7 +35,7 @@ _FORWARD = {
     4: ((128, (2, 32, 1, 1)), (256, (1, 64, 1, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
         (2048, (1, 512, 16, 1)), (4096, (1, 512, 8, 1)), (None, (1, 1024, 8, 3))),
     2: ((128, (4, 16, 1, 1)), (256, (2, 32, 1, 1)), (512, (1, 64, 1, 1)), (1024, (1, 128, 4, 1)),
-        (2048, (1, 256, 8, 1)), (4096, (1, 256, 4, 3)), (8192, (1, 512, 4, 3)), (32768, (1, 512, 8, 3)),
+        (2048, (1, 256, 8, 1)), (4096, (1, 256, 4, 3)), (8192, (1, 512, 4, 3)), (16384, (1, 256, 4, 3)),
         (None, (1, 256, 8, 3))),
 }  # fmt: skip
 _BACKWARD = {
@@ -121,7 +121,7 @@ _LAST_FORWARD = {
 }
 _LAST_BACKWARD = {
     4: ((None, Tile(64, 8, 8, 8)),),
-    2: ((1024, Tile(32, 16, 8, 4, 3)), (None, Tile(128, 8, 8, 8, 3))),
+    2: ((1024, Tile(128, 4, 8, 8, 4)), (None, Tile(128, 8, 8, 8, 3))),
 }
 # The same for fewer channels (of all batch entries) than fill a GPU in blocks of 64, and for few, whose programs share
 # a row unless it is short.
@@ -132,7 +132,7 @@ _LAST_FEW_BACKWARD = {4: Tile(16, 8, 16, 4, window=32), 2: Tile(16, 8, 16, 4, wi
 _LAST_FEW_SHORT = {4: Tile(16, 32, 8, 8), 2: Tile(8, 32, 8, 8, 2)}
 # Steps whose channels begin anywhere: narrow accesses.
 _LAST_ODD_FORWARD = {4: Tile(64, 4, 16, 8), 2: Tile(32, 4, 16, 4, 2)}
-_LAST_ODD_BACKWARD = {4: Tile(32, 8, 4, 4), 2: Tile(32, 8, 16, 8, 2)}
+_LAST_ODD_BACKWARD = {4: Tile(128, 4, 8, 8), 2: Tile(128, 2, 16, 8, 2)}
 _SOME, _FEW, _FEW_LONG = 8192, 2048, 1024
 
 
