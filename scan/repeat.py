@@ -120,7 +120,7 @@ def backward(
 def known_both(ahead: Pair, back: Pair, options: Options) -> Call | None:
     """The earlier call that `forward_both` may repeat for gates and tokens `ahead` and, in reverse, `back`."""
     (gates, tokens), (gates_reverse, tokens_reverse) = ahead, back
-    call = _calls_of_both.get(_key(gates, tokens, options))
+    call = _calls_of_both.get(_key_of_both(ahead, back, options))
     if (
         call is None
         or not (gates is gates_reverse or _alike(gates, gates_reverse))
@@ -148,7 +148,7 @@ def first_both(ahead: Pair, back: Pair, options: Options) -> launch.Both:
     """`launch.forward_both` of checked arguments, whose kind will be `known_both` once its launch is kept."""
     dim, _, log_gates, want_final = options
     outputs, plan = launch.planned_forward_both((*ahead, None), (*back, None), None, dim, log_gates, want_final)
-    key, tensors = _key(*ahead, options), (*ahead, *back, *outputs[:2])
+    key, tensors = _key_of_both(ahead, back, options), (*ahead, *back, *outputs[:2])
     unlike = outputs[0].dtype != ahead[1].dtype or _low_bits([t.data_ptr() for t in tensors])
     if plan is not None and key not in _calls_of_both and not unlike:
         call = Call(plan, options, ahead[1].dtype, _without_memory(outputs[2]), {})
@@ -237,3 +237,8 @@ def _key(gates: Tensor, tokens: Tensor, options: tuple[Any, ...]) -> tuple[Any, 
         gates.dtype, tokens.dtype, gates.shape, tokens.shape, gates.stride(), tokens.stride(), gates.device,
         tokens.device, options,
     )  # fmt: skip
+
+
+def _key_of_both(ahead: Pair, back: Pair, options: Options) -> tuple[Any, ...]:
+    """What decides a call of both directions: of one pair of tensors it is one of `shared.py`, where that serves it."""
+    return *_key(*ahead, options), ahead[0] is back[0] and ahead[1] is back[1]

@@ -49,7 +49,8 @@ def scan(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final: b
         return None
     differentiated = _is_differentiated(gates, tokens)
     options = Options(bool(log_gates), want_final, added, differentiated or not added)
-    return _run(Call(options, tokens.dtype, None, {}), gates, tokens, differentiated)
+    call = Call(options, tokens.dtype, None, {})
+    return Outputs(*_Shared.apply(gates, tokens, call)) if differentiated else forward(call, gates, tokens)  # type: ignore[misc]
 
 
 def repeat(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final: bool, added: bool) -> Outputs | None:
@@ -58,7 +59,9 @@ def repeat(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final:
         return None
     differentiated = _is_differentiated(gates, tokens)
     call = known(gates, tokens, Options(log_gates, want_final, added, differentiated or not added))
-    return None if call is None else _run(call, gates, tokens, differentiated)
+    if call is None:
+        return None
+    return Outputs(*_apply(gates, tokens, call)) if differentiated else forward(call, gates, tokens)
 
 
 def known(gates: Tensor, tokens: Tensor, options: Options) -> Call | None:
@@ -76,12 +79,6 @@ def known(gates: Tensor, tokens: Tensor, options: Options) -> Call | None:
 
 def _is_differentiated(gates: Tensor, tokens: Tensor) -> bool:
     return torch.is_grad_enabled() and (gates.requires_grad or tokens.requires_grad)
-
-
-def _run(call: Call, gates: Tensor, tokens: Tensor, differentiated: bool) -> Outputs:
-    if differentiated:
-        return Outputs(*_Shared.apply(gates, tokens, call))  # type: ignore[misc]
-    return forward(call, gates, tokens)
 
 
 def forward(call: Call, gates: Tensor, tokens: Tensor) -> Outputs:
@@ -188,6 +185,9 @@ class _Shared(torch.autograd.Function):
             back = (gates, states_reverse, None, _plus(d_sum, d_reverse), d_final_reverse)
             gradients = _of_each(call, ahead, back, needs)
         return *gradients, None
+
+
+_apply = super(torch.autograd.Function, _Shared).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _of_each(call: Call, ahead: launch.Saved, back: launch.Saved, needs: tuple[bool, bool]) -> Gradients:

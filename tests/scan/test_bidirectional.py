@@ -224,6 +224,15 @@ def test_a_known_call_launches_what_an_unknown_one_does(
         odd = torch.rand(2 * 3 * 32 + 1)[1:].view(2, 3, 32)
         assert repeat.known_both(ahead, (gates, odd), options) is None
         assert repeat.known_both((torch._neg_view(gates), tokens), back, options) is None
+        # Of one pair of tensors it is a call of its own, which `shared` may serve.
+        assert repeat.known_both(ahead, ahead, options) is None
+        for _ in range(2):
+            repeat.first_both(ahead, ahead, options)
+        of_one = repeat.known_both(ahead, ahead, options)
+        assert of_one is not None and of_one is not repeat.known_both(ahead, back, options) is call
+        for kernel in kernels.values():
+            kernel.bound.clear()
+            kernel.compiled.clear()
 
 
 def test_a_known_call_has_every_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
