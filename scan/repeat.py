@@ -33,7 +33,8 @@ class Known:
     """What is kept of calls, found by their tensors, whatever these are, and by options.
 
     Of each options the latest call is looked at first. Its guard is true of tensors with its types, dtypes, devices,
-    shapes and strides, of which the same ask for gradients, and that have memory and no mark of a negation.
+    shapes and strides, of which the same ask for gradients, and that have memory and no mark of a negation. It is true
+    of no tensor twice.
     """
 
     def __init__(self, most: int) -> None:
@@ -58,7 +59,7 @@ class Known:
             sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
             guard = _compiled.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
             guards[kind] = guard
-        self._latest[options] = guard, value
+        launch.keep(self._latest, options, (guard, value), self._most)
         return value
 
     def keep(self, value: Any, options: Any, *tensors: Tensor) -> None:
@@ -69,7 +70,7 @@ class Known:
 
 
 def _key(options: Any, tensors: Iterable[Tensor]) -> Any:
-    return options, *((t.dtype, t.shape, t.stride(), t.device) for t in tensors)
+    return options, *[(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
 
 
 def have_memory(tensors: Iterable[Tensor]) -> bool:
@@ -78,7 +79,7 @@ def have_memory(tensors: Iterable[Tensor]) -> bool:
     Batched tensors, what a transform has left behind, and zeros that are a mark only have none.
     """
     try:
-        return all(t.data_ptr() != 0 for t in tensors)
+        return all(t.data_ptr() for t in tensors)
     except RuntimeError:
         return False
 
@@ -124,7 +125,8 @@ _calls_of_both = Known(_MOST_CALLS)
 
 def known(gates: Tensor, tokens: Tensor, options: tuple[Any, ...]) -> Call | None:
     """The earlier call that `forward` may repeat for arguments which nobody needs to have checked."""
-    call = _calls.find(options, gates, tokens)
+    # Each shape has a guard that is looked at first: layers of a network differ in it and take turns.
+    call = _calls.find((options, tokens.shape), gates, tokens)
     return None if call is None or launch.is_elsewhere(tokens) else call
 
 
@@ -133,7 +135,7 @@ def first(gates: Tensor, tokens: Tensor, options: Options) -> tuple[Tensor, Tens
     states, final_state, plan = launch.planned_forward(gates, tokens, None, None, *options)
     unlike = states.dtype != tokens.dtype or low_bits([t.data_ptr() for t in (gates, tokens, states)])
     if plan is not None and not unlike:
-        _calls.keep(_call(plan, options, tokens.dtype, states, final_state), options, gates, tokens)
+        _calls.keep(_call(plan, options, tokens.dtype, states, final_state), (options, tokens.shape), gates, tokens)
     return states, final_state
 
 
@@ -187,13 +189,18 @@ def backward(
 
 def known_both(ahead: Pair, back: Pair, options: Options) -> Call | None:
     """The earlier call that `forward_both` may repeat for gates and tokens `ahead` and, in reverse, `back`."""
-    call = _calls_of_both.find(_of_pairs(ahead, back, options), *ahead, *back)
+    same, tensors = _distinct(ahead, back)
+    call = _calls_of_both.find((options, same, tensors[1].shape), *tensors)
     return None if call is None or launch.is_elsewhere(ahead[1]) else call
 
 
-def _of_pairs(ahead: Pair, back: Pair, options: Options) -> Any:
-    """Options of a call of both directions: of one pair of tensors it is one of `shared.py`, where that serves it."""
-    return options, ahead[0] is back[0] and ahead[1] is back[1]
+def _distinct(ahead: Sequence[Tensor], back: Sequence[Tensor]) -> tuple[tuple[bool, ...], tuple[Tensor, ...]]:
+    """Which tensors of both directions are the same, and all once: a guard is true of no tensor twice.
+
+    Of one pair of tensors a call is one of `shared.py`, where that serves it, whatever is known of two pairs.
+    """
+    same = tuple([a is b for a, b in zip(ahead, back, strict=True)])
+    return same, (*ahead, *[b for b, known in zip(back, same, strict=True) if not known])
 
 
 def first_both(ahead: Pair, back: Pair, options: Options) -> launch.Both:
@@ -204,7 +211,8 @@ def first_both(ahead: Pair, back: Pair, options: Options) -> launch.Both:
     unlike = outputs[0].dtype != ahead[1].dtype or low_bits([t.data_ptr() for t in tensors])
     if plan is not None and not unlike:
         call = _call(plan, options, ahead[1].dtype, outputs[0], outputs[2])
-        _calls_of_both.keep(call, _of_pairs(ahead, back, options), *ahead, *back)
+        same, tensors = _distinct(ahead, back)
+        _calls_of_both.keep(call, (options, same, tensors[1].shape), *tensors)
     return outputs
 
 
@@ -234,7 +242,8 @@ def backward_both(
 ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
     """Gradients of gates and tokens of both directions from gates, states and incoming gradients of each."""
     # Hooks on saved tensors may give back others than they were given.
-    kept = call.backward.find(None, *ahead, *back)
+    same, given = _distinct(ahead, back)
+    kept = call.backward.find(same, *given)
     if kept is not None and not launch.is_elsewhere(ahead[1]):
         (gates, states, d_states), (gates_reverse, states_reverse, d_states_reverse) = ahead, back
         plan, make_gates, make_tokens = kept
@@ -257,7 +266,7 @@ def backward_both(
     tensors = [t for each in (ahead, back, *gradients) for t in each if t is not None]
     if plan is not None and not low_bits([t.data_ptr() for t in tensors]):
         kept = Backward(plan, make_like(gradients[0][0]), make_like(gradients[0][1]))
-        call.backward.keep(kept, None, *ahead, *back)
+        call.backward.keep(kept, same, *given)
     return gradients[0][:2], gradients[1][:2]
 
 

@@ -68,7 +68,7 @@ def repeat(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final:
 
 def known(gates: Tensor, tokens: Tensor, options: Options) -> Call | None:
     """The earlier call that `forward` may repeat for these arguments, which nobody needs to have checked."""
-    call = _calls.find(options, gates, tokens)
+    call = _calls.find((options, tokens.shape), gates, tokens)
     return None if call is None or launch.is_elsewhere(tokens) else call
 
 
@@ -104,7 +104,7 @@ def _first(gates: Tensor, tokens: Tensor, options: Options) -> Outputs:
     odd = repeated.low_bits([t.data_ptr() for t in (gates, tokens, *outputs) if t is not None])
     if plan is not None and not odd:
         like = outputs.added if outputs.states is None else outputs.states
-        _calls.keep(_call(options, tokens.dtype, plan, like, outputs.final), options, gates, tokens)
+        _calls.keep(_call(options, tokens.dtype, plan, like, outputs.final), (options, tokens.shape), gates, tokens)
     return outputs
 
 
@@ -126,9 +126,11 @@ def backward(
 ) -> Gradients | None:
     """`launch_shared.backward`."""
     given = (gates, states, states_reverse, d_states)
-    tensors = given if d_states_reverse is None else (*given, d_states_reverse)
+    tensors = given
+    if d_states_reverse is not None and d_states_reverse is not d_states:
+        tensors = (*given, d_states_reverse)
     # Hooks on saved tensors may give back others than they were given.
-    options = needs, d_states_reverse is None
+    options = needs, d_states_reverse is None, len(tensors)
     kept = call.backward.find(options, *tensors)
     if kept is not None and not launch.is_elsewhere(d_states):
         plan, make_gates, make_tokens = kept

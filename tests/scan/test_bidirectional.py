@@ -219,13 +219,13 @@ def test_a_known_call_launches_what_an_unknown_one_does(
             kernels[name].compiled.clear()
         assert not kernels["forward"].bound and not kernels["backward"].bound
         # What is no such call: directions that differ, values that are not stored.
-        assert repeat.known_both(ahead, (gates, tokens.mT.contiguous().mT), options) is None
-        assert repeat.known_both(ahead, (gates, tokens.double()), options) is None
+        assert repeat.known_both(ahead, (gates_reverse, tokens.mT.contiguous().mT), options) is None
+        assert repeat.known_both(ahead, (gates_reverse, tokens.double()), options) is None
         assert repeat.known_both((torch._neg_view(gates), tokens), back, options) is None
         # Odd addresses are another launch.
         odd = torch.rand(2 * 3 * 32 + 1)[1:].view(2, 3, 32)
-        assert repeat.known_both(ahead, (gates, odd), options) is call
-        repeat.forward_both(call, ahead, (gates, odd))
+        assert repeat.known_both(ahead, (gates_reverse, odd), options) is call
+        repeat.forward_both(call, ahead, (gates_reverse, odd))
         assert kernels["forward_both"].bound[-1][1]["tokens_other_ptr"] is odd
         # Of one pair of tensors it is a call of its own, which `shared` may serve.
         assert repeat.known_both(ahead, ahead, options) is None
@@ -233,6 +233,14 @@ def test_a_known_call_launches_what_an_unknown_one_does(
             repeat.first_both(ahead, ahead, options)
         of_one = repeat.known_both(ahead, ahead, options)
         assert of_one is not None and of_one is not repeat.known_both(ahead, back, options) is call
+        # One gradient for both directions, as that of their sum is, and the same tensors: found by guards, too.
+        same = (gates, states, d_states), (gates, states_reverse, d_states)
+        for _ in range(3):
+            repeat.backward_both(of_one, *same)
+        with monkeypatch.context() as patch:
+            patch.setattr(repeat, "_key", None)
+            assert repeat.known_both(ahead, ahead, options) is of_one
+            repeat.backward_both(of_one, *same)
         for kernel in kernels.values():
             kernel.bound.clear()
             kernel.compiled.clear()

@@ -215,6 +215,22 @@ def test_a_call_is_found_by_all_that_decides_it() -> None:
     assert calls.find(2, x, y) is None
 
 
+def test_shapes_that_take_turns_are_found_by_their_guards(
+    kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeat, "_calls", repeat.Known(9))
+    options = repeat.Options(-1, False, False, True)
+    shapes = [(torch.rand(2, T), torch.rand(2, T)) for T in (8, 16, 24)]
+    for _ in range(2):
+        for x, y in shapes:
+            repeat.first(x, y, options)
+    calls = [repeat.known(x, y, options) for x, y in shapes]
+    assert len(set(map(id, calls))) == 3 and None not in calls
+    monkeypatch.setattr(repeat, "_key", None)
+    for (x, y), call in zip(shapes, calls, strict=True):
+        assert repeat.known(x, y, options) is call
+
+
 def test_a_conjugate_is_another_call() -> None:
     calls, (x, y) = repeat.Known(9), (torch.randn(2, 3, dtype=torch.complex64) for _ in range(2))
     calls.keep("call", 1, x, y)
