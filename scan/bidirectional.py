@@ -58,7 +58,7 @@ def repeat(
     if torch.is_grad_enabled() and (
         gates.requires_grad or tokens.requires_grad or gates_reverse.requires_grad or tokens_reverse.requires_grad
     ):
-        return _RepeatBoth.apply(gates, tokens, gates_reverse, tokens_reverse, call)  # type: ignore[return-value]
+        return _apply_repeat(gates, tokens, gates_reverse, tokens_reverse, call)
     return repeated.forward_both(call, pair, pair_reverse)
 
 
@@ -127,6 +127,9 @@ class _RepeatBoth(torch.autograd.Function):
         traced = torch.compiler.is_compiling()
         one, other = _gradients(ahead, back, None, ctx.call.tokens_dtype, dim, log_gates, needs, traced)
         return *one[:2], *other[:2], None
+
+
+_apply_repeat = super(torch.autograd.Function, _RepeatBoth).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:

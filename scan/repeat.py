@@ -6,7 +6,8 @@ packing; what they need of an earlier one is found by what decides a launch, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from scan import launch
 from scan.launch import Plan
+
+# What torch.compile guards its graphs by, and what its graphs allocate by: one call in C++ each.
+_compiled = torch._C._dynamo.guards  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Options(NamedTuple):
@@ -25,63 +29,123 @@ class Options(NamedTuple):
     want_final: bool
 
 
+class Known:
+    """What is kept of calls, found by their tensors, whatever these are, and by options.
+
+    Of each options the latest call is looked at first. Its guard is true of tensors with its types, dtypes, devices,
+    shapes and strides, of which the same ask for gradients, and that have memory and no mark of a negation. It is true
+    of no tensor twice.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.kept: dict[Any, tuple[Any, dict[Any, Callable[..., bool]]]] = {}
+        self._latest: dict[Any, tuple[Callable[..., bool], Any]] = {}
+        self._most = most
+
+    def find(self, options: Any, *tensors: Tensor) -> Any:
+        """What was kept of a call like this one, or None."""
+        latest = self._latest.get(options)
+        if latest is not None and latest[0](*tensors):
+            return latest[1]
+        if not have_memory(tensors):
+            return None
+        found = self.kept.get(_key(options, tensors))
+        if found is None or not all(map(launch.is_stored, tensors)):
+            return None
+        value, guards = found
+        kind = tuple((type(t), t.requires_grad) for t in tensors)
+        guard = guards.get(kind)
+        if guard is None:
+            sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+            guard = _compiled.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+            guards[kind] = guard
+        launch.keep(self._latest, options, (guard, value), self._most)
+        return value
+
+    def keep(self, value: Any, options: Any, *tensors: Tensor) -> None:
+        """Keeps a value unless there is one."""
+        key = _key(options, tensors)
+        if key not in self.kept:
+            launch.keep(self.kept, key, (value, {}), self._most)
+
+
+def _key(options: Any, tensors: Iterable[Tensor]) -> Any:
+    return options, *[(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
+
+
+def have_memory(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors have memory of their own.
+
+    Batched tensors, what a transform has left behind, and zeros that are a mark only have none.
+    """
+    try:
+        return all(t.data_ptr() for t in tensors)
+    except RuntimeError:
+        return False
+
+
+Make = Callable[[], Tensor]
+
+
 class Call(NamedTuple):
     """What calls of one kind share."""
 
     plan: Plan
     options: Options
     tokens_dtype: torch.dtype
-    # What final states are like, without memory.
-    final_state: Tensor | None
-    backward: dict[Any, Plan]
+    states: Make
+    final_state: Make | None
+    backward: Known
+
+
+class Backward(NamedTuple):
+    """What backwards of one kind share."""
+
+    plan: Plan
+    d_gates: Make | None
+    d_tokens: Make | None
+
+
+def make_like(tensor: Tensor | None) -> Make | None:
+    """Makes tensors like one, in half the time that `torch.empty_like` takes."""
+    if tensor is None:
+        return None
+    empty = _compiled._empty_strided_cuda if tensor.is_cuda else _compiled._empty_strided_cpu
+    return partial(empty, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
 
-_calls: dict[Any, Call] = {}
-_calls_of_both: dict[Any, Call] = {}
 _MOST_CALLS = 4096
 _MOST_BACKWARD = 64
+_calls = Known(_MOST_CALLS)
+_calls_of_both = Known(_MOST_CALLS)
 
 
 def known(gates: Tensor, tokens: Tensor, options: tuple[Any, ...]) -> Call | None:
-    """The earlier call that `forward` may repeat for arguments that have memory, which nobody needs to have checked."""
-    # `_key`, written out: this is the shortest path there is.
-    call = _calls.get((
-        gates.dtype, tokens.dtype, gates.shape, tokens.shape, gates.stride(), tokens.stride(), gates.device,
-        tokens.device, options,
-    ))  # fmt: skip
-    if (
-        call is None
-        or gates.is_neg()
-        or gates.is_conj()
-        or tokens.is_neg()
-        or tokens.is_conj()
-        or launch.is_elsewhere(tokens)
-    ):
-        return None
-    return call
+    """The earlier call that `forward` may repeat for arguments which nobody needs to have checked."""
+    # Each shape has a guard that is looked at first: layers of a network differ in it and take turns.
+    call = _calls.find((options, tokens.shape), gates, tokens)
+    return None if call is None or launch.is_elsewhere(tokens) else call
 
 
 def first(gates: Tensor, tokens: Tensor, options: Options) -> tuple[Tensor, Tensor | None]:
     """`launch.forward` of checked arguments, whose kind will be `known` once its launch is kept."""
     states, final_state, plan = launch.planned_forward(gates, tokens, None, None, *options)
-    key = _key(gates, tokens, options)
-    unlike = states.dtype != tokens.dtype or _low_bits([t.data_ptr() for t in (gates, tokens, states)])
-    if plan is not None and key not in _calls and not unlike:
-        call = Call(plan, options, tokens.dtype, _without_memory(final_state), {})
-        launch.keep(_calls, key, call, _MOST_CALLS)
+    unlike = states.dtype != tokens.dtype or low_bits([t.data_ptr() for t in (gates, tokens, states)])
+    if plan is not None and not unlike:
+        _calls.keep(_call(plan, options, tokens.dtype, states, final_state), (options, tokens.shape), gates, tokens)
     return states, final_state
 
 
 def forward(call: Call, gates: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
     """States, and the final state if wanted, of arguments for which `known` gave the call."""
-    plan, options, _, like, _ = call
-    states = torch.empty_like(tokens)
+    plan, options, _, make_states, make_final, _ = call
+    states = make_states()
     final_state = final_address = None
-    if like is not None:
-        final_state = torch.empty_like(like)
+    if make_final is not None:
+        final_state = make_final()
         final_address = final_state.data_ptr()
     read, added, written = gates.data_ptr(), tokens.data_ptr(), states.data_ptr()
     if (read | added | written) & 15:
@@ -95,16 +159,21 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of gates and tokens, those that `needs` asks for."""
     # Hooks on saved tensors may give back others than they were given.
-    key = (needs, d_states.dtype, d_states.stride(), gates.stride(), states.stride())
-    plan = call.backward.get(key)
-    if plan is not None and not (d_states.is_neg() or d_states.is_conj() or launch.is_elsewhere(states)):
-        d_gates = torch.empty_like(gates) if needs[0] else None
-        d_tokens = torch.empty_like(states) if needs[1] else None
+    kept = call.backward.find(needs, gates, states, d_states)
+    if kept is not None and not launch.is_elsewhere(states):
+        plan, make_gates, make_tokens = kept
+        d_gates = d_tokens = fourth = fifth = None
         first, second, third = gates.data_ptr(), states.data_ptr(), d_states.data_ptr()
-        fourth = None if d_gates is None else d_gates.data_ptr()
-        fifth = None if d_tokens is None else d_tokens.data_ptr()
-        # Zeros that are a mark only have no address.
-        if third and not (first | second | third | (fourth or 0) | (fifth or 0)) & 15:
+        bits = first | second | third
+        if make_gates is not None:
+            d_gates = make_gates()
+            fourth = d_gates.data_ptr()
+            bits |= fourth
+        if make_tokens is not None:
+            d_tokens = make_tokens()
+            fifth = d_tokens.data_ptr()
+            bits |= fifth
+        if not bits & 15:
             plan(states.get_device(), first, second, third, fourth, fifth, None, None, None, None, None, None, None)
             return d_gates, d_tokens
     dim, reverse, log_gates, _ = call.options
@@ -112,65 +181,58 @@ def backward(
         gates, states, None, None, d_states, None, call.tokens_dtype, dim, reverse, log_gates, (*needs, False)
     )
     addresses = [None if t is None else t.data_ptr() for t in (gates, states, d_states, *gradients)]
-    if plan is not None and not _low_bits(addresses):
-        launch.keep(call.backward, key, plan, _MOST_BACKWARD)
+    if plan is not None and not low_bits(addresses):
+        kept = Backward(plan, make_like(gradients[0]), make_like(gradients[1]))
+        call.backward.keep(kept, needs, gates, states, d_states)
     return gradients[:2]
 
 
 def known_both(ahead: Pair, back: Pair, options: Options) -> Call | None:
     """The earlier call that `forward_both` may repeat for gates and tokens `ahead` and, in reverse, `back`."""
-    (gates, tokens), (gates_reverse, tokens_reverse) = ahead, back
-    call = _calls_of_both.get(_key(gates, tokens, options))
-    if (
-        call is None
-        or not (gates is gates_reverse or _alike(gates, gates_reverse))
-        or not (tokens is tokens_reverse or _alike(tokens, tokens_reverse))
-        or (gates.data_ptr() | tokens.data_ptr() | gates_reverse.data_ptr() | tokens_reverse.data_ptr()) & 15
-        or not (launch.is_stored(gates) and launch.is_stored(tokens))
-        or not (launch.is_stored(gates_reverse) and launch.is_stored(tokens_reverse))
-        or launch.is_elsewhere(tokens)
-    ):
-        return None
-    return call
+    same, tensors = _distinct(ahead, back)
+    call = _calls_of_both.find((options, same, tensors[1].shape), *tensors)
+    return None if call is None or launch.is_elsewhere(ahead[1]) else call
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors lie alike on one device."""
-    return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-        and one.device == other.device
-    )
+def _distinct(ahead: Sequence[Tensor], back: Sequence[Tensor]) -> tuple[tuple[bool, ...], tuple[Tensor, ...]]:
+    """Which tensors of both directions are the same, and all once: a guard is true of no tensor twice.
+
+    Of one pair of tensors a call is one of `shared.py`, where that serves it, whatever is known of two pairs.
+    """
+    same = tuple([a is b for a, b in zip(ahead, back, strict=True)])
+    return same, (*ahead, *[b for b, known in zip(back, same, strict=True) if not known])
 
 
 def first_both(ahead: Pair, back: Pair, options: Options) -> launch.Both:
     """`launch.forward_both` of checked arguments, whose kind will be `known_both` once its launch is kept."""
     dim, _, log_gates, want_final = options
     outputs, plan = launch.planned_forward_both((*ahead, None), (*back, None), None, dim, log_gates, want_final)
-    key, tensors = _key(*ahead, options), (*ahead, *back, *outputs[:2])
-    unlike = outputs[0].dtype != ahead[1].dtype or _low_bits([t.data_ptr() for t in tensors])
-    if plan is not None and key not in _calls_of_both and not unlike:
-        call = Call(plan, options, ahead[1].dtype, _without_memory(outputs[2]), {})
-        launch.keep(_calls_of_both, key, call, _MOST_CALLS)
+    tensors = (*ahead, *back, *outputs[:2])
+    unlike = outputs[0].dtype != ahead[1].dtype or low_bits([t.data_ptr() for t in tensors])
+    if plan is not None and not unlike:
+        call = _call(plan, options, ahead[1].dtype, outputs[0], outputs[2])
+        same, tensors = _distinct(ahead, back)
+        _calls_of_both.keep(call, (options, same, tensors[1].shape), *tensors)
     return outputs
 
 
 def forward_both(call: Call, ahead: Pair, back: Pair) -> launch.Both:
     """Both states, and both final states if wanted, of arguments for which `known_both` gave the call."""
-    tokens = ahead[1]
-    states, states_reverse = torch.empty_like(tokens), torch.empty_like(tokens)
+    (gates, tokens), (gates_reverse, tokens_reverse) = ahead, back
+    plan, options, _, make_states, make_final, _ = call
+    states, states_reverse = make_states(), make_states()
     final = final_reverse = address = address_reverse = None
-    if call.final_state is not None:
-        final, final_reverse = torch.empty_like(call.final_state), torch.empty_like(call.final_state)
+    if make_final is not None:
+        final, final_reverse = make_final(), make_final()
         address, address_reverse = final.data_ptr(), final_reverse.data_ptr()
-    if (states.data_ptr() | states_reverse.data_ptr()) & 15:
-        dim, _, log_gates, want_final = call.options
+    read, added, written = gates.data_ptr(), tokens.data_ptr(), states.data_ptr()
+    other, other_added, other_written = gates_reverse.data_ptr(), tokens_reverse.data_ptr(), states_reverse.data_ptr()
+    if (read | added | written | other | other_added | other_written) & 15:
+        dim, _, log_gates, want_final = options
         return launch.forward_both((*ahead, None), (*back, None), None, dim, log_gates, want_final)
-    call.plan(
-        tokens.get_device(), ahead[0].data_ptr(), tokens.data_ptr(), states.data_ptr(), None, address,
-        back[0].data_ptr(), back[1].data_ptr(), states_reverse.data_ptr(), None, address_reverse,
-        None, None, None, None,
+    plan(
+        tokens.get_device(), read, added, written, None, address, other, other_added, other_written, None,
+        address_reverse, None, None, None, None,
     )  # fmt: skip
     return states, states_reverse, final, final_reverse
 
@@ -179,27 +241,20 @@ def backward_both(
     call: Call, ahead: Triple, back: Triple
 ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
     """Gradients of gates and tokens of both directions from gates, states and incoming gradients of each."""
-    d_states, d_states_reverse = ahead[2], back[2]
     # Hooks on saved tensors may give back others than they were given.
-    key = tuple(t.stride() for t in (*ahead, *back)), d_states.dtype
-    plan = call.backward.get(key)
-    if (
-        plan is not None
-        and d_states_reverse.dtype == d_states.dtype
-        and launch.is_stored(d_states)
-        and launch.is_stored(d_states_reverse)
-        and not launch.is_elsewhere(d_states)
-    ):
-        (gates, states, _), (gates_reverse, states_reverse, _) = ahead, back
-        d_gates, d_tokens = torch.empty_like(gates), torch.empty_like(states)
-        d_gates_reverse, d_tokens_reverse = torch.empty_like(gates_reverse), torch.empty_like(states_reverse)
+    same, given = _distinct(ahead, back)
+    kept = call.backward.find(same, *given)
+    if kept is not None and not launch.is_elsewhere(ahead[1]):
+        (gates, states, d_states), (gates_reverse, states_reverse, d_states_reverse) = ahead, back
+        plan, make_gates, make_tokens = kept
+        d_gates, d_tokens, d_gates_reverse, d_tokens_reverse = make_gates(), make_tokens(), make_gates(), make_tokens()
         addresses = (
             gates.data_ptr(), states.data_ptr(), d_states.data_ptr(), d_gates.data_ptr(), d_tokens.data_ptr(),
             None, None, None,
             gates_reverse.data_ptr(), states_reverse.data_ptr(), d_states_reverse.data_ptr(),
             d_gates_reverse.data_ptr(), d_tokens_reverse.data_ptr(), None, None, None,
         )  # fmt: skip
-        if not _low_bits(addresses):
+        if not low_bits(addresses):
             plan(d_states.get_device(), *addresses, None, None, None, None)
             return (d_gates, d_tokens), (d_gates_reverse, d_tokens_reverse)
     dim, _, log_gates, _ = call.options
@@ -209,31 +264,22 @@ def backward_both(
         saved[0], saved[1], None, call.tokens_dtype, dim, log_gates, (needs[0], needs[1])
     )
     tensors = [t for each in (ahead, back, *gradients) for t in each if t is not None]
-    if plan is not None and not _low_bits([t.data_ptr() for t in tensors]):
-        launch.keep(call.backward, key, plan, _MOST_BACKWARD)
+    if plan is not None and not low_bits([t.data_ptr() for t in tensors]):
+        kept = Backward(plan, make_like(gradients[0][0]), make_like(gradients[0][1]))
+        call.backward.keep(kept, same, *given)
     return gradients[0][:2], gradients[1][:2]
 
 
-def _without_memory(tensor: Tensor | None) -> Tensor | None:
-    """What `torch.empty_like` needs of a tensor: from it a tensor is made in half the time that a shape takes."""
-    if tensor is None:
-        return None
-    like = torch.empty_like(tensor)
-    like.untyped_storage().resize_(0)
-    return like
+def _call(plan: Plan, options: Options, tokens_dtype: torch.dtype, states: Tensor, final_state: Tensor | None) -> Call:
+    make_states = make_like(states)
+    assert make_states is not None
+    return Call(plan, options, tokens_dtype, make_states, make_like(final_state), Known(_MOST_BACKWARD))
 
 
-def _low_bits(addresses: Sequence[int | None]) -> int:
+def low_bits(addresses: Sequence[int | None]) -> int:
     """Not 0 where an address is no multiple of 16 bytes."""
     bits = 0
     for address in addresses:
         if address is not None:
             bits |= address
     return bits & 15
-
-
-def _key(gates: Tensor, tokens: Tensor, options: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (
-        gates.dtype, tokens.dtype, gates.shape, tokens.shape, gates.stride(), tokens.stride(), gates.device,
-        tokens.device, options,
-    )  # fmt: skip

@@ -31,10 +31,12 @@ class Call(NamedTuple):
     options: Options
     tokens_dtype: torch.dtype
     plan: launch.Plan | None
-    backward: dict[Any, launch.Plan]
+    states: repeated.Make | None
+    final_state: repeated.Make | None
+    backward: repeated.Known
 
 
-_calls: dict[Any, Call] = {}
+_calls = repeated.Known(repeated._MOST_CALLS)
 
 
 def scan(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final: bool, added: bool) -> Outputs | None:
@@ -49,7 +51,8 @@ def scan(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final: b
         return None
     differentiated = _is_differentiated(gates, tokens)
     options = Options(bool(log_gates), want_final, added, differentiated or not added)
-    return _run(Call(options, tokens.dtype, None, {}), gates, tokens, differentiated)
+    call = _call(options, tokens.dtype, None, None, None)
+    return Outputs(*_Shared.apply(gates, tokens, call)) if differentiated else forward(call, gates, tokens)  # type: ignore[misc]
 
 
 def repeat(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final: bool, added: bool) -> Outputs | None:
@@ -58,51 +61,38 @@ def repeat(gates: Tensor, tokens: Tensor, dim: int, log_gates: bool, want_final:
         return None
     differentiated = _is_differentiated(gates, tokens)
     call = known(gates, tokens, Options(log_gates, want_final, added, differentiated or not added))
-    return None if call is None else _run(call, gates, tokens, differentiated)
+    if call is None:
+        return None
+    return Outputs(*_apply(gates, tokens, call)) if differentiated else forward(call, gates, tokens)
 
 
 def known(gates: Tensor, tokens: Tensor, options: Options) -> Call | None:
     """The earlier call that `forward` may repeat for these arguments, which nobody needs to have checked."""
-    call = _calls.get(repeated._key(gates, tokens, options))
-    if (
-        call is None
-        or (gates.data_ptr() | tokens.data_ptr()) & 15
-        or not (launch.is_stored(gates) and launch.is_stored(tokens))
-        or launch.is_elsewhere(tokens)
-    ):
-        return None
-    return call
+    call = _calls.find((options, tokens.shape), gates, tokens)
+    return None if call is None or launch.is_elsewhere(tokens) else call
 
 
 def _is_differentiated(gates: Tensor, tokens: Tensor) -> bool:
     return torch.is_grad_enabled() and (gates.requires_grad or tokens.requires_grad)
 
 
-def _run(call: Call, gates: Tensor, tokens: Tensor, differentiated: bool) -> Outputs:
-    if differentiated:
-        return Outputs(*_Shared.apply(gates, tokens, call))  # type: ignore[misc]
-    return forward(call, gates, tokens)
-
-
 def forward(call: Call, gates: Tensor, tokens: Tensor) -> Outputs:
     """Outputs of arguments for which `known` gave the call, or of checked ones."""
-    plan, options = call.plan, call.options
-    if plan is None:
+    options, _, plan, make_states, make_final, _ = call
+    if plan is None or make_states is None:
         return _first(gates, tokens, options)
-    _, want_final, added, apart = options
     total = states = back = final = final_back = None
     addresses: list[int | None] = [gates.data_ptr(), tokens.data_ptr(), None, None, None, None, None]
-    if apart:
-        states, back = torch.empty_like(tokens), torch.empty_like(tokens)
+    if options.apart:
+        states, back = make_states(), make_states()
         addresses[2:4] = states.data_ptr(), back.data_ptr()
-    if added:
-        total = torch.empty_like(tokens)
+    if options.added:
+        total = make_states()
         addresses[4] = total.data_ptr()
-    if want_final:
-        final = tokens.new_empty(tokens.shape[:-1], dtype=torch.float32)
-        final_back = torch.empty_like(final)
+    if make_final is not None:
+        final, final_back = make_final(), make_final()
         addresses[5:] = final.data_ptr(), final_back.data_ptr()
-    if repeated._low_bits(addresses):
+    if repeated.low_bits(addresses):
         return launch_shared.forward(gates, tokens, *options)[0]
     plan(tokens.get_device(), *addresses)
     return Outputs(total, states, back, final, final_back)
@@ -111,11 +101,18 @@ def forward(call: Call, gates: Tensor, tokens: Tensor) -> Outputs:
 def _first(gates: Tensor, tokens: Tensor, options: Options) -> Outputs:
     """Outputs of checked arguments, whose kind will be `known` once its launch is kept."""
     outputs, plan = launch_shared.forward(gates, tokens, *options)
-    key = repeated._key(gates, tokens, options)
-    odd = repeated._low_bits([t.data_ptr() for t in (gates, tokens, *outputs) if t is not None])
-    if plan is not None and key not in _calls and not odd:
-        launch.keep(_calls, key, Call(options, tokens.dtype, plan, {}), repeated._MOST_CALLS)
+    odd = repeated.low_bits([t.data_ptr() for t in (gates, tokens, *outputs) if t is not None])
+    if plan is not None and not odd:
+        like = outputs.added if outputs.states is None else outputs.states
+        _calls.keep(_call(options, tokens.dtype, plan, like, outputs.final), (options, tokens.shape), gates, tokens)
     return outputs
+
+
+def _call(
+    options: Options, dtype: torch.dtype, plan: launch.Plan | None, states: Tensor | None, final: Tensor | None
+) -> Call:
+    known_backward = repeated.Known(repeated._MOST_BACKWARD)
+    return Call(options, dtype, plan, repeated.make_like(states), repeated.make_like(final), known_backward)
 
 
 def backward(
@@ -128,32 +125,29 @@ def backward(
     needs: tuple[bool, bool],
 ) -> Gradients | None:
     """`launch_shared.backward`."""
-    # Hooks on saved tensors may give back others than they were given.
-    lie = (gates.stride(), states.stride(), states_reverse.stride())
-    key = (needs, d_states.dtype, d_states.stride(), d_states_reverse is None, lie)
-    plan = call.backward.get(key)
     given = (gates, states, states_reverse, d_states)
-    second = d_states if d_states_reverse is None else d_states_reverse
-    if (
-        plan is not None
-        and (second.dtype, second.stride()) == key[1:3]
-        and launch.is_stored(d_states)
-        and launch.is_stored(second)
-        and not launch.is_elsewhere(d_states)
-    ):
-        d_gates = torch.empty_like(gates) if needs[0] else None
-        d_tokens = torch.empty_like(states) if needs[1] else None
+    tensors = given
+    if d_states_reverse is not None and d_states_reverse is not d_states:
+        tensors = (*given, d_states_reverse)
+    # Hooks on saved tensors may give back others than they were given.
+    options = needs, d_states_reverse is None, len(tensors)
+    kept = call.backward.find(options, *tensors)
+    if kept is not None and not launch.is_elsewhere(d_states):
+        plan, make_gates, make_tokens = kept
+        d_gates = None if make_gates is None else make_gates()
+        d_tokens = None if make_tokens is None else make_tokens()
         addresses = [None if t is None else t.data_ptr() for t in (*given, d_states_reverse, d_gates, d_tokens)]
-        if not repeated._low_bits(addresses):
+        if not repeated.low_bits(addresses):
             plan(states.get_device(), *addresses)
             return d_gates, d_tokens
     made = launch_shared.backward(*given, d_states_reverse, call.tokens_dtype, call.options.log_gates, needs)
     if made is None:
         return None
     gradients, plan = made
-    addresses = [t.data_ptr() for t in (*given, d_states_reverse, *gradients) if t is not None]
-    if plan is not None and not repeated._low_bits(addresses):
-        launch.keep(call.backward, key, plan, repeated._MOST_BACKWARD)
+    addresses = [t.data_ptr() for t in (*tensors, *gradients) if t is not None]
+    if plan is not None and not repeated.low_bits(addresses):
+        kept = repeated.Backward(plan, repeated.make_like(gradients[0]), repeated.make_like(gradients[1]))
+        call.backward.keep(kept, options, *tensors)
     return gradients
 
 
@@ -188,6 +182,9 @@ class _Shared(torch.autograd.Function):
             back = (gates, states_reverse, None, _plus(d_sum, d_reverse), d_final_reverse)
             gradients = _of_each(call, ahead, back, needs)
         return *gradients, None
+
+
+_apply = super(torch.autograd.Function, _Shared).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _of_each(call: Call, ahead: launch.Saved, back: launch.Saved, needs: tuple[bool, bool]) -> Gradients:

@@ -187,7 +187,7 @@ def test_the_operators_are_well_made(packed: bool, final: bool, contract_device:
 def test_a_known_call_launches_what_an_unknown_one_does(
     kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeat, "_calls_of_both", {})
+    monkeypatch.setattr(repeat, "_calls_of_both", repeat.Known(9))
     for dim, want_final in itertools.product((-1, -2), (False, True)):
         monkeypatch.setattr(launch, "_plans", {})
         options = repeat.Options(dim, False, False, want_final)
@@ -218,12 +218,32 @@ def test_a_known_call_launches_what_an_unknown_one_does(
             kernels[name].bound.clear()
             kernels[name].compiled.clear()
         assert not kernels["forward"].bound and not kernels["backward"].bound
-        # What is no such call: directions that differ, odd addresses, values that are not stored.
-        assert repeat.known_both(ahead, (gates, tokens.mT.contiguous().mT), options) is None
-        assert repeat.known_both(ahead, (gates, tokens.double()), options) is None
-        odd = torch.rand(2 * 3 * 32 + 1)[1:].view(2, 3, 32)
-        assert repeat.known_both(ahead, (gates, odd), options) is None
+        # What is no such call: directions that differ, values that are not stored.
+        assert repeat.known_both(ahead, (gates_reverse, tokens.mT.contiguous().mT), options) is None
+        assert repeat.known_both(ahead, (gates_reverse, tokens.double()), options) is None
         assert repeat.known_both((torch._neg_view(gates), tokens), back, options) is None
+        # Odd addresses are another launch.
+        odd = torch.rand(2 * 3 * 32 + 1)[1:].view(2, 3, 32)
+        assert repeat.known_both(ahead, (gates_reverse, odd), options) is call
+        repeat.forward_both(call, ahead, (gates_reverse, odd))
+        assert kernels["forward_both"].bound[-1][1]["tokens_other_ptr"] is odd
+        # Of one pair of tensors it is a call of its own, which `shared` may serve.
+        assert repeat.known_both(ahead, ahead, options) is None
+        for _ in range(2):
+            repeat.first_both(ahead, ahead, options)
+        of_one = repeat.known_both(ahead, ahead, options)
+        assert of_one is not None and of_one is not repeat.known_both(ahead, back, options) is call
+        # One gradient for both directions, as that of their sum is, and the same tensors: found by guards, too.
+        same = (gates, states, d_states), (gates, states_reverse, d_states)
+        for _ in range(3):
+            repeat.backward_both(of_one, *same)
+        with monkeypatch.context() as patch:
+            patch.setattr(repeat, "_key", None)
+            assert repeat.known_both(ahead, ahead, options) is of_one
+            repeat.backward_both(of_one, *same)
+        for kernel in kernels.values():
+            kernel.bound.clear()
+            kernel.compiled.clear()
 
 
 def test_a_known_call_has_every_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +264,7 @@ def test_a_known_call_has_every_derivative(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(repeat, "forward_both", forward)
     monkeypatch.setattr(repeat, "backward_both", backward)
     monkeypatch.setattr(launch, "backward_both", backward_both)
-    call: Any = repeat.Call(None, options, torch.float64, None, {})  # type: ignore[arg-type]
+    call: Any = repeat.Call(None, options, torch.float64, None, None, None)  # type: ignore[arg-type]
     leaves = [torch.rand(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(4)]
 
     def scan(*x: Tensor) -> Any:

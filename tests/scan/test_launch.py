@@ -143,7 +143,7 @@ def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, Kernel]) -> 
 def test_a_known_call_launches_what_an_unknown_one_does(
     T: int, kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeat, "_calls", {})
+    monkeypatch.setattr(repeat, "_calls", repeat.Known(9))
     for dim, reverse, want_final in itertools.product((-1, -2), (False, True), (False, True)):
         options = repeat.Options(dim, reverse, False, want_final)
         shape = (2, 3, T) if dim == -1 else (2, T, 3)
@@ -172,7 +172,7 @@ def test_a_known_call_launches_what_an_unknown_one_does(
             kernel.compiled.clear()
         # A call that could not be repeated, though of the kind, leaves what is known of backward.
         repeat.first(gates, tokens, options)
-        assert repeat.known(gates, tokens, options) is call and len(call.backward) == 3
+        assert repeat.known(gates, tokens, options) is call and len(call.backward.kept) == 3
         # What hooks on saved tensors give back may lie otherwise: that is another launch, which binds.
         launch._plans.clear()
         for moved in ((gates.mT.contiguous().mT, states), (gates, states.mT.contiguous().mT)):
@@ -194,6 +194,60 @@ def test_a_known_call_launches_what_an_unknown_one_does(
         assert repeat.known(gates, torch._neg_view(tokens), options) is None
 
 
+def test_a_call_is_found_by_all_that_decides_it() -> None:
+    calls, (x, y) = repeat.Known(9), (torch.rand(2, 3, 8) for _ in range(2))
+    assert calls.find(1, x, y) is None
+    calls.keep("call", 1, x, y)
+    calls.keep("another", 1, x, y)
+    leaf = x.clone().requires_grad_()
+    for _ in range(2):
+        # Each looks past the guard of the one before, which is kept.
+        for alike in ((x, y), (y, x), (leaf, y), (leaf, leaf), (torch.nn.Parameter(x), y), (x * 2, y.detach())):
+            assert calls.find(1, *alike) == "call"
+    (guards,) = (guards for _, guards in calls.kept.values())
+    assert len(guards) == 4
+    for _ in range(2):
+        for other in (x.double(), x[:1], x.mT.contiguous().mT, x.to("meta"), x.mT, torch.randn(2, 3, 16)[..., ::2],
+                      x[:1].expand(2, 3, 8), torch._neg_view(x), torch._efficientzerotensor(2, 3, 8),
+                      torch.randn(2, 3, 8, dtype=torch.complex64).conj().imag, x.view(torch.int32), x[0]):  # fmt: skip
+            assert calls.find(1, x, y) == "call", "the guard that is looked at first"
+            assert calls.find(1, other, y) is calls.find(1, x, other) is None
+    assert calls.find(2, x, y) is None
+
+
+def test_shapes_that_take_turns_are_found_by_their_guards(
+    kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeat, "_calls", repeat.Known(9))
+    options = repeat.Options(-1, False, False, True)
+    shapes = [(torch.rand(2, T), torch.rand(2, T)) for T in (8, 16, 24)]
+    for _ in range(2):
+        for x, y in shapes:
+            repeat.first(x, y, options)
+    calls = [repeat.known(x, y, options) for x, y in shapes]
+    assert len(set(map(id, calls))) == 3 and None not in calls
+    monkeypatch.setattr(repeat, "_key", None)
+    for (x, y), call in zip(shapes, calls, strict=True):
+        assert repeat.known(x, y, options) is call
+
+
+def test_a_conjugate_is_another_call() -> None:
+    calls, (x, y) = repeat.Known(9), (torch.randn(2, 3, dtype=torch.complex64) for _ in range(2))
+    calls.keep("call", 1, x, y)
+    assert calls.find(1, x, y) == "call" and calls.find(1, x.conj(), y) is calls.find(1, x, y.conj()) is None
+
+
+def test_tensors_are_made_as_empty_like_makes_them() -> None:
+    for like in (torch.rand(2, 3, 8), torch.rand(2, 3, 8).mT, torch.rand(3, dtype=torch.bfloat16)):
+        make = repeat.make_like(like)
+        assert make is not None
+        made, again = make(), make()
+        assert (made.shape, made.stride(), made.dtype) == (like.shape, like.stride(), like.dtype)
+        assert made.data_ptr() % 16 == 0 and made.data_ptr() != again.data_ptr() and not made.requires_grad
+        with torch.inference_mode():
+            assert make().is_inference()
+
+
 def test_what_has_no_memory_is_no_known_call() -> None:
     x = torch.rand(2, 3)
     left: list[Tensor] = []
@@ -201,15 +255,15 @@ def test_what_has_no_memory_is_no_known_call() -> None:
 
     def batched(y: Tensor) -> Tensor:
         left.append(y)
-        assert not ops.have_memory(y, x[0]) and not ops.have_memory(x[0], y)
+        assert not repeat.have_memory((y, x[0])) and not repeat.have_memory((x[0], y))
         return y * 2
 
     z = x.clone().requires_grad_()
     torch.autograd.grad(_Seen.apply(z, batched), z, torch.rand(4, 2, 3), is_grads_batched=True)
     assert len(left) == 2
     for none in (left[0], torch._efficientzerotensor(2, 3)):
-        assert not ops.have_memory(none, x) and not ops.have_memory(x, none)
-    assert ops.have_memory(x, x)
+        assert not repeat.have_memory((none, x)) and not repeat.have_memory((x, none))
+    assert repeat.have_memory((x, x))
 
 
 class _Seen(torch.autograd.Function):
@@ -238,7 +292,7 @@ def test_a_known_call_has_every_derivative(options: repeat.Options, monkeypatch:
     monkeypatch.setattr(repeat, "forward", lambda call, g, x: cpu.forward(g, x, None, None, *options))
     monkeypatch.setattr(repeat, "backward", backward)
     monkeypatch.setattr(launch, "backward", cpu.backward)
-    call: Any = repeat.Call(None, options, torch.float64, None, {})  # type: ignore[arg-type]
+    call: Any = repeat.Call(None, options, torch.float64, None, None, None)  # type: ignore[arg-type]
     gates, tokens = (torch.rand(2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
     def scan(g: Tensor, x: Tensor) -> Any:
@@ -257,22 +311,21 @@ def test_a_known_call_has_every_derivative(options: repeat.Options, monkeypatch:
 
 
 def test_the_calls_kept_are_bounded(kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeat, "_calls", {})
-    monkeypatch.setattr(repeat, "_MOST_CALLS", 3)
+    monkeypatch.setattr(repeat, "_calls", repeat.Known(3))
     monkeypatch.setattr(repeat, "_MOST_BACKWARD", 2)
     options = repeat.Options(-1, False, False, True)
     for T in range(4, 40, 4):
         x = torch.rand(3, T)
         for _ in range(2):
             repeat.first(x, x, options)
-        assert 0 < len(repeat._calls) <= 3
+        assert 0 < len(repeat._calls.kept) <= 3
     call = repeat.known(x, x, options)
     assert call is not None
     for spread in range(1, 6):
         d_states = torch.rand(3, T * spread)[:, :T]
         for _ in range(2):
             repeat.backward(call, x, x, d_states, (True, True))
-        assert 0 < len(call.backward) <= 2
+        assert 0 < len(call.backward.kept) <= 2
 
 
 def test_hooks_of_triton_are_called(kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from scan import launch, launch_shared, linear_scan, linear_scan_bidirectional, scan_bidirectional_branched, shared
+from scan import (
+    launch,
+    launch_shared,
+    linear_scan,
+    linear_scan_bidirectional,
+    repeat,
+    scan_bidirectional_branched,
+    shared,
+)
 from scan.reference import sequential_scan
 from tests.conftest import INTERPRETING, ON_GPU
 from tests.scan.cases import bits
@@ -151,7 +159,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         run(key, pointers, made)
 
     monkeypatch.setattr(launch, "_plans", {})
-    monkeypatch.setattr(shared, "_calls", {})
+    monkeypatch.setattr(shared, "_calls", repeat.Known(9))
     monkeypatch.setattr(launch, "_run", named)
     return found
 
@@ -240,7 +248,7 @@ def test_second_derivative(reduce: Any, kernel_device: torch.device) -> None:
 def test_a_known_call_launches_what_an_unknown_one_does(
     T: int, kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "_calls", {})
+    monkeypatch.setattr(shared, "_calls", repeat.Known(9))
     for want_final, (added, apart) in itertools.product((False, True), ((False, True), (True, True), (True, False))):
         options = shared.Options(False, want_final, added, apart)
         gates, tokens, d_states, d_reverse = (torch.rand(2, 3, T) for _ in range(4))
@@ -271,9 +279,14 @@ def test_a_known_call_launches_what_an_unknown_one_does(
             kernels[name].bound.clear()
             kernels[name].compiled.clear()
         assert not any(kernels[name].bound for name in kernels)
-        # What is no such call: odd addresses, values that are not stored, another kind.
+        # Odd addresses are another launch.
         odd = torch.rand(2 * 3 * T + 1)[1:].view(2, 3, T)
-        assert shared.known(gates, odd, options) is None
+        assert shared.known(gates, odd, options) is call
+        shared.forward(call, gates, odd)
+        assert kernels["forward_shared"].bound[-1][1]["tokens_ptr"] is odd
+        kernels["forward_shared"].bound.clear()
+        kernels["forward_shared"].compiled.clear()
+        # What is no such call: values that are not stored, another kind.
         assert shared.known(torch._neg_view(gates), tokens, options) is None
         assert shared.known(gates.double(), tokens, options) is None
         launch._plans.clear()
