@@ -103,7 +103,8 @@ class Sweep:
                 if store.failures(record) and self.settings.fail_fast:
                     progress.say("Stopped at the first failed case, as fail_fast=true asks.")
                     return FAILED
-            progress.say(f"{progress.total} cases: {progress.counts()}.")
+            count = "1 case" if progress.total == 1 else f"{progress.total} cases"
+            progress.say(f"{count}: {progress.counts()}.")
             return FAILED if progress.failed else DONE
 
     def _missing(self, cases: list[Case], progress: Progress) -> list[tuple[Case, str | None]]:
