@@ -69,11 +69,14 @@ _SPLIT_FORWARD = {4: Tile(1, 512, 4, 2, registers=128, window=128), 2: Tile(1, 2
 _SPLIT_BACKWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
 _SPLIT_RAGGED_FORWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 256, 8, 4, window=128)}
 _SPLIT_RAGGED_BACKWARD = {4: Tile(1, 256, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
-_FEW_ROWS, _LONG = 384, 16384
+# Long rows enough for a program each and not for several waves of programs: tiles of which all rows fit at once.
+_SOME_FORWARD = {4: Tile(1, 256, 4, 4, 3), 2: Tile(1, 256, 8, 8, 3)}
+_SOME_BACKWARD = {4: Tile(1, 256, 4, 2, 3), 2: Tile(1, 256, 8, 4, 3)}
+_FEW_ROWS, _SOME_ROWS, _LONG = 384, 704, 16384
 
 
 def time_contiguous(
-    T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1, n_rows: int = _FEW_ROWS
+    T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1, n_rows: int = _SOME_ROWS
 ) -> Tile:
     """Configuration for rows of T contiguous steps of `itemsize` bytes; packed rows hold `n_sequences` sequences."""
     width = max(1, 16 // itemsize)
@@ -83,6 +86,9 @@ def time_contiguous(
         if packed or T % (split.groups * width):
             split = (_SPLIT_RAGGED_BACKWARD if backward else _SPLIT_RAGGED_FORWARD)[nearest]
         return split._replace(width=width)
+    some = (_SOME_BACKWARD if backward else _SOME_FORWARD)[nearest]
+    if n_rows < _SOME_ROWS and T > _LONG and not packed and T % (some.groups * width) == 0:
+        return some._replace(width=width)
     if packed and T > 512:
         table = (_PACKED_BACKWARD if backward else _PACKED_FORWARD)[nearest]
         rows, groups, num_warps, stages = _of_length(T // max(1, n_sequences), table)
@@ -98,20 +104,40 @@ def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
     return next(entry for longest, entry in table if longest is None or longest >= T)
 
 
+# Both directions of the same rows, each in one tile: the most steps, then the tile. More rows or groups a thread have
+# more bytes under way, until registers leave room for fewer programs.
+_SHARED_FORWARD = {
+    4: ((128, Tile(2, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 4)),
+        (2048, Tile(1, 512, 4, 4, registers=80)), (4096, Tile(1, 1024, 4, 4, registers=128)),
+        (8192, Tile(1, 2048, 4, 8, registers=128))),
+    2: ((128, Tile(4, 16, 8, 1, registers=80)), (256, Tile(2, 32, 8, 1)), (512, Tile(1, 64, 8, 1)),
+        (1024, Tile(1, 128, 8, 2)), (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4, registers=128)),
+        (8192, Tile(1, 1024, 8, 8, registers=128))),
+}  # fmt: skip
+_SHARED_BACKWARD = {
+    4: ((128, Tile(1, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 8)),
+        (2048, Tile(1, 512, 4, 4)), (4096, Tile(1, 1024, 4, 4)), (8192, Tile(1, 2048, 4, 8))),
+    2: ((128, Tile(2, 16, 8, 1)), (256, Tile(1, 32, 8, 1)), (512, Tile(1, 64, 8, 1)), (1024, Tile(1, 128, 8, 4)),
+        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4)), (8192, Tile(1, 1024, 8, 16))),
+}  # fmt: skip
+
+
 def shared(T: int, itemsize: int, *, backward: bool, even: bool) -> Tile | None:
-    """Configuration for both directions of the same rows of T contiguous steps; None where no tile holds a row.
+    """Configuration for both directions of the same rows of T contiguous steps; None where two scans are as fast.
 
     Rows that are not `even` begin or end within a vector.
     """
-    width, steps = 16 // itemsize, T if even else T + 16 // itemsize - 1
-    groups = max(16 if itemsize == 2 else 32, 1 << (-(-steps // width) - 1).bit_length())
-    if itemsize == 8 or groups > 512:
+    width = 16 // itemsize
+    steps = T if even else T + width - 1
+    table = (_SHARED_BACKWARD if backward else _SHARED_FORWARD).get(itemsize, ())
+    tile = next((tile for longest, tile in table if longest >= steps), None)
+    if tile is None or (tile.groups * width == LARGEST_TILE and 4 * steps < 3 * LARGEST_TILE):
         return None
-    # One warp mirrors its groups cheaply. A thread holds two groups at most, one where backward has 8 steps of each.
-    num_warps = 1 if groups <= 64 else min(8, groups // 32)
-    if backward and itemsize == 2 and groups == 512:
-        num_warps = 16
-    return Tile(max(1, 32 // groups), groups, width, num_warps)
+    if even:
+        return tile
+    # Groups that are cut take more registers: a thread holds two at most.
+    num_warps = max(tile.num_warps, tile.groups // 64)
+    return None if tile.groups > 512 else tile._replace(num_warps=num_warps, registers=None)
 
 
 # Channels last: longest T, then a tile for 4 bytes and for 2 bytes.
@@ -132,7 +158,7 @@ _LAST_FEW_BACKWARD = {4: Tile(16, 8, 16, 4, window=32), 2: Tile(16, 8, 16, 4, wi
 _LAST_FEW_SHORT = {4: Tile(16, 32, 8, 8), 2: Tile(8, 32, 8, 8, 2)}
 # Steps whose channels begin anywhere: narrow accesses.
 _LAST_ODD_FORWARD = {4: Tile(64, 4, 16, 8), 2: Tile(32, 4, 16, 4, 2)}
-_LAST_ODD_BACKWARD = {4: Tile(128, 4, 8, 8), 2: Tile(128, 2, 16, 8, 2)}
+_LAST_ODD_BACKWARD = {4: Tile(128, 4, 8, 8, 2), 2: Tile(128, 2, 16, 8, 2)}
 _SOME, _FEW, _FEW_LONG = 8192, 2048, 1024
 
 

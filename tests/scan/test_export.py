@@ -23,7 +23,7 @@ for arguments, wanted in torch.load(inputs):
     for a, b in zip(run(*arguments), wanted, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         torch.testing.assert_close(a, b)
-print("equal")
+print("equal", flush=True)
 """
 
 
@@ -85,6 +85,7 @@ def test_a_package_compiled_ahead_of_time_runs_in_another_process(
     sets = [_arguments(lengths, 1, contract_device) for lengths in ([3, 8], [4, 0, 5], [1] * 7, [40_000, 1])]
     torch.save([(arguments, _Layer()(*arguments)) for arguments in sets], tmp_path / "inputs.pt")
     done = subprocess.run(
-        [sys.executable, "-c", LOADED, package, str(tmp_path / "inputs.pt")], cwd=ROOT, capture_output=True, text=True
-    )
+        [sys.executable, "-X", "faulthandler", "-c", LOADED, package, str(tmp_path / "inputs.pt")],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0 and done.stdout.strip().endswith("equal"), done.stderr
