@@ -12,6 +12,15 @@ A row of T steps is ceil(T / width) groups of 16 bytes each. Tried are, for time
 For rows so few and long that programs share them, a tile a program: 128 to 1024 groups, num_warps 2 to 16, such that a
 thread holds 1 to 8 groups; where it holds 8 also with at most 128 registers a thread.
 
+For long rows, 384 to 703 of them, that are a whole number of tiles: 128 to 1024 groups, num_warps 1 to 16, such that a
+thread holds 1, 2 or 4 groups; stages 2, 3 and 4, as far as shared memory has room.
+
+For both directions of the same gates and tokens, a tile a row, whose groups follow from T, and one stage:
+
+- num_warps: 1 to 32, such that a thread holds 1, 2, 4 or 8 groups of at most 32 steps together;
+- rows: 1, and where a row has at most 32 groups, a warp's, also 2 and 4 of them in one warp;
+- registers: as many as the compiler likes, and where a thread holds 16 steps or more also at most 80, 96 and 128.
+
 For channels last, tiles of which a thread holds 16 or 32 elements, in groups of 8 or 16 steps:
 
 - rows: 16 to 64 channels, of 64 bytes at least;
@@ -34,7 +43,7 @@ from itertools import product
 from types import ModuleType
 from typing import Any
 
-from experiments.config import Case
+from experiments.config import DIRECTIONS, Case
 from scan import tuning
 from scan.tuning import Tile
 
@@ -44,6 +53,7 @@ _GROUPS_OF_A_PART, _GROUPS_OF_A_CUT_PART = (128, 1024), (64, 512)
 _MOST_STEPS_OF_ROWS = 2048
 _GROUPS_OF_A_THREAD = (1, 2, 4)
 _FEW_TILES = 4
+_STEPS_OF_A_THREAD, _STEPS_THAT_CROWD = 32, 16
 _MANY_CHANNELS = 8192
 # Elements of one tensor that run ahead in shared memory.
 _LEAST_AHEAD, _MOST_AHEAD = 8192, 32768
@@ -58,6 +68,7 @@ def launch_shape(case: Case) -> dict[str, Any]:
         "n_sequences": len(case.sequence_lengths),
         "n_rows": case.B * case.C,
         "channels": case.C if case.dim == -2 else None,
+        "directions": case.directions,
     }
 
 
@@ -70,9 +81,17 @@ def present(
     n_sequences: int = 1,
     n_rows: int = _MANY_ROWS,
     channels: int | None = None,
+    directions: str = DIRECTIONS[0],
     chooser: ModuleType = tuning,
-) -> Tile:
-    """What scan/tuning.py, or another `chooser` like it, chooses; `channels` of a batch entry where those are last."""
+) -> Tile | None:
+    """What scan/tuning.py, or another `chooser` like it, chooses; `channels` of a batch entry where those are last.
+
+    Both directions have a choice of their own where they are `shared` and one tile holds a row; None elsewhere.
+    """
+    if directions != DIRECTIONS[0]:
+        if directions != "shared" or channels is not None:
+            return None
+        return chooser.shared(T, itemsize, backward=backward, even=T * itemsize % 16 == 0)
     if channels is not None:
         return chooser.channels_last(T, channels, itemsize, backward=backward, n_rows=n_rows)
     return chooser.time_contiguous(
@@ -80,13 +99,28 @@ def present(
     )
 
 
-def candidates(T: int, itemsize: int, *, packed: bool, channels: int | None = None, **shape: Any) -> list[Tile]:
+def candidates(
+    T: int,
+    itemsize: int,
+    *,
+    packed: bool,
+    n_rows: int = _MANY_ROWS,
+    channels: int | None = None,
+    directions: str = DIRECTIONS[0],
+    **shape: Any,
+) -> list[Tile]:
     """The tiles to be tried, without the present one; the arguments are those of `present`."""
-    chosen = present(T, itemsize, packed=packed, channels=channels, **shape)
-    if channels is not None:
-        found = _channels_last(itemsize, shape["n_rows"] < _MANY_CHANNELS, chosen.window)
+    chosen = present(T, itemsize, packed=packed, n_rows=n_rows, channels=channels, directions=directions, **shape)
+    if chosen is None:
+        return []
+    if directions != DIRECTIONS[0]:
+        found = _both_directions(chosen)
+    elif channels is not None:
+        found = _channels_last(itemsize, n_rows < _MANY_CHANNELS, chosen.window)
     elif chosen.window:
-        found = _shared(itemsize, chosen.window)
+        found = _split(itemsize, chosen.window)
+    elif n_rows < tuning._SOME_ROWS and T > tuning._LONG and not packed and T % (chosen.groups * chosen.width) == 0:
+        found = _some_rows(T, itemsize)
     else:
         found = _time_contiguous(T, itemsize, packed)
     return [tile for tile in found if tile != chosen]
@@ -115,13 +149,36 @@ def _time_contiguous(T: int, itemsize: int, packed: bool) -> list[Tile]:
     return found
 
 
-def _shared(itemsize: int, window: int) -> list[Tile]:
+def _split(itemsize: int, window: int) -> list[Tile]:
     found, width = [], 16 // itemsize
     for groups, num_warps in product((128, 256, 512, 1024), (2, 4, 8, 16)):
         each = groups // (32 * num_warps)
         if groups * width <= tuning.LARGEST_TILE and each in (1, 2, 4, 8):
             for registers in (None, 128) if each == 8 else (None,):
                 found.append(Tile(1, groups, width, num_warps, registers=registers, window=window))
+    return found
+
+
+def _some_rows(T: int, itemsize: int) -> list[Tile]:
+    found, width = [], 16 // itemsize
+    for groups, num_warps, stages in product((128, 256, 512, 1024), WARPS, (2, 3, 4)):
+        tile = groups * width
+        whole = tile <= tuning.LARGEST_TILE and T % tile == 0
+        if whole and groups in [32 * num_warps * each for each in _GROUPS_OF_A_THREAD]:
+            found.append(Tile(1, groups, width, num_warps, stages))
+    return found
+
+
+def _both_directions(chosen: Tile) -> list[Tile]:
+    """Tiles of as many groups as the chosen one, because those follow from T."""
+    found, groups, width = [], chosen.groups, chosen.width
+    for rows, num_warps, each in product((1, 2, 4), (*WARPS, 32), (1, 2, 4, 8)):
+        if rows * groups != 32 * num_warps * each or each * width > _STEPS_OF_A_THREAD:
+            continue
+        if rows > 1 and (groups > 32 or num_warps > 1):
+            continue
+        limits = (None, 80, 96, 128) if each * width >= _STEPS_THAT_CROWD else (None,)
+        found += [Tile(rows, groups, width, num_warps, registers=registers) for registers in limits]
     return found
 
 

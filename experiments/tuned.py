@@ -45,6 +45,10 @@ TABLES = {
     "_SPLIT_BACKWARD": "backward, {} bytes, few long rows",
     "_SPLIT_RAGGED_FORWARD": "forward, {} bytes, few long rows that end within a tile or are packed",
     "_SPLIT_RAGGED_BACKWARD": "backward, {} bytes, few long rows that end within a tile or are packed",
+    "_SOME_FORWARD": "forward, {} bytes, some long rows",
+    "_SOME_BACKWARD": "backward, {} bytes, some long rows",
+    "_SHARED_FORWARD": "forward, {} bytes, both directions, T",
+    "_SHARED_BACKWARD": "backward, {} bytes, both directions, T",
     "_LAST_FORWARD": "forward, {} bytes, channels last, T",
     "_LAST_BACKWARD": "backward, {} bytes, channels last, T",
     "_LAST_SOME_FORWARD": "forward, {} bytes, channels last, some",
@@ -124,16 +128,19 @@ def tables(records: Sequence[Record]) -> tuple[str, list[str]]:
 
 
 def place(case: Mapping[str, Any]) -> Place | None:
-    """Table, size of element and number of the entry from which scan/tuning.py takes the configuration of a case."""
+    """Table, size of element and number of the entry from which scan/tuning.py takes the configuration of a case.
+
+    None where a rule chooses: for few steps of channels, and for both directions of rows that cut vectors.
+    """
     numbered, places = _numbered()
     whole = Case(**case)
     tile = present(whole.T, ITEMSIZES[whole.dtype], **launch_shape(whole), chooser=numbered)
-    return places[-1 - tile.num_warps] if tile.num_warps < 0 else None
+    return places[-1 - tile.num_warps] if tile is not None and tile.num_warps < 0 else None
 
 
 @functools.cache
 def _numbered() -> tuple[ModuleType, list[Place]]:
-    """scan/tuning.py once more, with a number below 0 for the warps of each entry, on which no choice depends."""
+    """scan/tuning.py once more, with a number below 0 for the warps of each entry, which leaves choices as they are."""
     spec = importlib.util.find_spec("scan.tuning")
     assert spec is not None and spec.loader is not None
     copy, places = importlib.util.module_from_spec(spec), []

@@ -1,10 +1,10 @@
 """One case of the tuning experiment: launch configurations, each beside the present one, on the library's kernels.
 
-A candidate is ours launched with another `Tile`: the library chooses in `scan.tuning.time_contiguous` and
-`channels_last`, which stand aside while a candidate is called. A candidate passes the same gate against the float64
-scan and is timed in the same way as every provider. A few at a time take turns with the present choice, because each
-holds the outputs of all calls in its graph. Nothing is tuned when the library runs; `python -m experiments.tuned`
-prints the tables.
+A candidate is ours launched with another `Tile`: the library chooses in `scan.tuning.time_contiguous`, `channels_last`
+and `shared`, which stand aside while a candidate is called. A candidate passes the same gate against the float64 scan
+and is timed in the same way as every provider. A few at a time take turns with the present choice, because each holds
+the outputs of all calls in its graph. Nothing is tuned when the library runs; `python -m experiments.tuned` prints the
+tables.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from experiments.failures import Emit, Result
 from experiments.inputs import DTYPES, Inputs
 from experiments.measure import take_turns
 from experiments.providers.base import Call, Provider
+from experiments.providers.both import shared_at_once
 from experiments.providers.ours import Ours
 from experiments.providers.registry import PROVIDERS
 from scan.tuning import Tile
 
 AT_ONCE = 4
+_NO_TABLE = (
+    "Both directions have tables where time is contiguous and one tile holds a row of the same tensors, and those are "
+    "measured with directions: shared."
+)
 
 
 class Candidate(Ours):
@@ -51,11 +56,15 @@ class Candidate(Ours):
         """The same states for all candidates, made under the present choice."""
         return inputs.kept("states of ours", forward)
 
-    def kernel_call(self, case: Case, inputs: Inputs) -> Call:
-        call = super().kernel_call(case, inputs)
+    def both_kernels(self, case: Case, inputs: Inputs) -> Call:
+        """One launch for both directions; the states that backward reads are made here, under the present choice."""
+        return shared_at_once(case, inputs)
+
+    def build(self, case: Case, inputs: Inputs) -> Call:
+        call = super().build(case, inputs)
 
         def run() -> tuple[Any, ...]:
-            with launched_with(self.tile, self._plans):
+            with launched_with(self.tile, self._plans, backward=case.mode == "backward"):
                 return call.run()
 
         return dataclasses.replace(call, run=run)
@@ -65,17 +74,25 @@ class Candidate(Ours):
 
 
 @contextmanager
-def launched_with(tile: Tile, plans: dict[Any, Any]) -> Iterator[None]:
-    """Every launch of real numbers takes this tile; `plans` keeps its launches apart from all others."""
+def launched_with(tile: Tile, plans: dict[Any, Any], *, backward: bool) -> Iterator[None]:
+    """Every launch of real numbers takes this tile, of both directions at once those that are `backward`, or are not.
+
+    `plans` keeps its launches apart from all others.
+    """
     from scan import launch, tuning
 
-    before = tuning.time_contiguous, tuning.channels_last, launch._plans
+    before = tuning.time_contiguous, tuning.channels_last, tuning.shared, launch._plans
+    shared = tuning.shared
+
+    def this_way(T: int, itemsize: int, **how: bool) -> Tile | None:
+        return tile if how["backward"] == backward else shared(T, itemsize, **how)
+
     tuning.time_contiguous = tuning.channels_last = lambda *_, **__: tile
-    launch._plans = plans
+    tuning.shared, launch._plans = this_way, plans
     try:
         yield
     finally:
-        tuning.time_contiguous, tuning.channels_last, launch._plans = before
+        tuning.time_contiguous, tuning.channels_last, tuning.shared, launch._plans = before
 
 
 def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: str, emit: Emit) -> dict[str, Any]:
@@ -86,6 +103,8 @@ def run_case(case: Case, providers: tuple[str, ...], settings: Measure, device: 
     itemsize = DTYPES[case.dtype].itemsize
     shape = launch_shape(case)
     now = present(case.T, itemsize, **shape)
+    if now is None:
+        return {"providers": {"ours": {"status": "unsupported", "reason": _NO_TABLE}}, "protocol": {}}
     reason = Candidate(now).refuses(case, device)
     if reason is not None:
         return {"providers": {words(now): {"status": "unsupported", "reason": reason}}, "protocol": {}}

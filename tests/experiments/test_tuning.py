@@ -16,9 +16,9 @@ from experiments import tuned
 from experiments import tuning as tune
 from experiments.candidates import candidates, launch_shape, present, words
 from experiments.config import Case, Measure
-from experiments.correctness import chosen_rows, exact, judge
+from experiments.correctness import chosen_rows, exact, exact_of, judge
 from experiments.inputs import draw
-from experiments.providers.base import Provider
+from experiments.providers.base import Provider, outputs_of
 from experiments.tuning import AT_ONCE, Candidate, launched_with, run_case
 from scan import tuning
 from scan.tuning import Tile
@@ -79,6 +79,45 @@ def test_candidates_for_shared_rows_and_channels_are_modest_too(itemsize: int, b
         assert len({words(tile) for tile in tried}) == len(tried)
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_candidates_for_some_hundred_long_rows_are_whole_tiles_that_run_ahead(itemsize: int, backward: bool) -> None:
+    some: dict[str, Any] = {"backward": backward, "packed": False, "n_rows": 512}
+    tried = candidates(65536, itemsize, **some)
+    assert 24 <= len(tried) == len(set(tried)) <= 40 and present(65536, itemsize, **some) not in tried
+    for tile in tried:
+        assert tile.rows == 1 and not tile.window and tile.width == 16 // itemsize and tile.stages in (2, 3, 4)
+        assert 128 <= tile.groups <= 1024 and tile.groups * tile.width <= tuning.LARGEST_TILE
+        assert tile.groups in (32 * tile.num_warps * each for each in (1, 2, 4))
+    assert {tile.stages for tile in tried} == {2, 3, 4} and {tile.groups for tile in tried} == {128, 256, 512, 1024}
+    # Rows of another length, or more of them, are those of other tables.
+    for T, n_rows in ((65537, 512), (16384, 512), (65536, 704)):
+        many: dict[str, Any] = {"backward": backward, "packed": False, "n_rows": 12288}
+        assert candidates(T, itemsize, **{**some, "n_rows": n_rows}) == candidates(T, itemsize, **many)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_candidates_for_both_directions_hold_a_row_as_the_present_tile_does(itemsize: int, backward: bool) -> None:
+    shape: dict[str, Any] = {"backward": backward, "packed": False, "directions": "shared"}
+    for T in (128, 256, 512, 1024, 2048, 4096, 8192):
+        chosen, tried = present(T, itemsize, **shape), candidates(T, itemsize, **shape)
+        assert chosen == tuning.shared(T, itemsize, backward=backward, even=True) and chosen not in tried
+        assert 1 <= len(tried) == len(set(tried)) <= 10
+        for tile in tried:
+            steps = tile.rows * tile.groups * tile.width / (32 * tile.num_warps)
+            assert tile.groups * tile.width == T and tile.stages == 1 and not tile.window
+            assert steps / tile.width in (1, 2, 4, 8) and steps <= 32 and tile.num_warps <= 32
+            assert tile.rows == 1 or (tile.groups <= 32 and tile.num_warps == 1 and tile.rows in (2, 4))
+            assert tile.registers in ((None, 80, 96, 128) if steps >= 16 else (None,))
+            limits = {each.registers for each in (*tried, chosen) if each._replace(registers=tile.registers) == tile}
+            assert limits == ({None, 80, 96, 128} if steps >= 16 else {None})
+        assert len({words(tile) for tile in tried}) == len(tried)
+    # Two scans are as fast, or one tile does not hold the row.
+    for T in (4100, 8200):
+        assert present(T, itemsize, **shape) is None and candidates(T, itemsize, **shape) == []
+
+
 def test_every_table_is_regenerated() -> None:
     assert set(tuned.TABLES) == set(TABLES), "experiments/tuned.py has to know each table, and the sweep its entries"
 
@@ -99,8 +138,8 @@ def test_the_sweep_covers_every_entry_of_every_table() -> None:
     }
     assert {tuned.place(vars(case)) for case in cases} == entries
     tried = [tile for case in cases for tile in candidates(case.T, tuned.ITEMSIZES[case.dtype], **launch_shape(case))]
-    assert 1600 < len(tried) < 1900, "the README says how many, and how long they take"
-    assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16} and max(tile.groups for tile in tried) == 1024
+    assert 2150 < len(tried) < 2250, "the README says how many, and how long they take"
+    assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16, 32} and max(tile.groups for tile in tried) == 2048
 
 
 @hypothesis.given(
@@ -129,9 +168,27 @@ def test_a_record_is_about_the_entry_that_its_launch_takes(
     assert launched == taken
 
 
+@pytest.mark.parametrize("dtype", tuned.ITEMSIZES)
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_a_record_of_both_directions_is_about_the_entry_that_holds_a_row(dtype: str, mode: str) -> None:
+    itemsize = tuned.ITEMSIZES[dtype]
+    name = "_SHARED_FORWARD" if mode == "forward" else "_SHARED_BACKWARD"
+    for T in (8, 128, 136, 1000, 4096, 7168, 8192):
+        case = replace(CASE, T=T, dtype=dtype, mode=mode, directions="shared")
+        entry = tuned.place(vars(case))
+        assert entry is not None and entry[:2] == (name, itemsize)
+        assert entries_of(name, itemsize)[entry[2]][1] == present(T, itemsize, **launch_shape(case))
+    # Vectors that are cut, two scans, and what is not measured as `shared`.
+    others: list[dict[str, Any]] = [{"T": T} for T in (129, 1001, 4100, 16384)]
+    for other in (*others, {"directions": "shared_sum"}, {"directions": "branched"}, {"dim": -2}):
+        case = replace(CASE, **{"dtype": dtype, "mode": mode, "directions": "shared", **other})
+        assert tuned.place(vars(case)) is None
+
+
 def test_saying_what_is_taken_leaves_the_tables_alone() -> None:
     before = {name: dict(getattr(tuning, name)) for name in TABLES}
-    for case in (CASE, replace(CASE, C=1, T=100_000), replace(CASE, dim=-2, T=1000)):
+    others: list[dict[str, Any]] = [{}, {"C": 1, "T": 100_000}, {"dim": -2, "T": 1000}, {"directions": "shared"}]
+    for case in (replace(CASE, **other) for other in others):
         assert tuned.place(vars(case)) is not None
     assert {name: getattr(tuning, name) for name in TABLES} == before
     tables = (tuning._LAST_FEW_SHORT, tuning._SPLIT_FORWARD)
@@ -140,14 +197,17 @@ def test_saying_what_is_taken_leaves_the_tables_alone() -> None:
 
 def test_a_tile_stands_in_for_tuning_and_only_meanwhile() -> None:
     launch = pytest.importorskip("scan.launch")
-    before = tuning.time_contiguous, tuning.channels_last, launch._plans
+    before = tuning.time_contiguous, tuning.channels_last, tuning.shared, launch._plans
     tile, own = Tile(1, 16, 4, 1), {}
-    with pytest.raises(RuntimeError, match="inside"), launched_with(tile, own):
+    with pytest.raises(RuntimeError, match="inside"), launched_with(tile, own, backward=True):
         assert tuning.time_contiguous(4096, 4, backward=True, packed=True) == tile
         assert tuning.channels_last(4096, 8, 4, backward=True, n_rows=8) == tile
+        # Of both directions, the kernel that is measured and not the other.
+        assert tuning.shared(4096, 4, backward=True, even=True) == tile
+        assert tuning.shared(4096, 4, backward=False, even=True) == dict(tuning._SHARED_FORWARD[4])[4096]
         assert launch._plans is own
         raise RuntimeError("inside")
-    assert (tuning.time_contiguous, tuning.channels_last, launch._plans) == before
+    assert (tuning.time_contiguous, tuning.channels_last, tuning.shared, launch._plans) == before
 
 
 @pytest.mark.parametrize("mode", ["forward", "backward"])
@@ -184,6 +244,38 @@ def test_a_candidate_is_launched_as_it_says_and_computes_the_scan(
     assert judge(outputs, case, known, candidate.accumulates(case, str(kernel_device))).reason is None
 
 
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_a_candidate_for_both_directions_is_launched_as_it_says_in_its_mode(
+    mode: str, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scan import launch
+
+    case = replace(CASE, mode=mode, directions="shared")
+    inputs = draw(case, str(kernel_device))
+    launched: list[tuple[Any, ...]] = []
+    run = launch._run
+
+    def watched(key: Any, pointers: Any, made: launch.Launch) -> None:
+        launched.append((key[0], *(made.keywords[name] for name in ("R", "N", "V", "num_warps"))))
+        run(key, pointers, made)
+
+    monkeypatch.setattr(launch, "_run", watched)
+    monkeypatch.setattr(launch, "_plans", {})
+    tiles = (Tile(4, 32, 4, 1), Tile(1, 32, 4, 1, registers=96), Tile(1, 64, 4, 2))
+    now = present(128, 4, backward=False, packed=False, directions="shared")
+    assert now is not None
+    made: list[tuple[Any, ...]] = [("forward_shared", *now[:4])] if mode == "backward" else []
+    calls = [Candidate(tile).build(case, inputs) for tile in tiles]
+    assert launched == made, "the states that backward reads are made once, under the present choice"
+    known = exact_of(case, inputs, chosen_rows(case))
+    for tile, call in zip(tiles, calls, strict=True):
+        launched.clear()
+        outputs = call.read(call.run())
+        assert launched == [(f"{mode}_shared", *tile[:4])]
+        assert judge(outputs, case, known, torch.float32).reason is None
+    assert len(launch._plans) <= len(made), "plans of candidates are kept apart"
+
+
 def test_backward_of_all_candidates_reads_the_same_states(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(CASE, mode="backward")
     inputs = draw(case, "cpu")
@@ -202,6 +294,50 @@ def test_backward_of_all_candidates_reads_the_same_states(monkeypatch: pytest.Mo
     for tile in (Tile(1, 16, 4, 1), Tile(1, 32, 4, 1)):
         OnTheCpu(tile).build(case, inputs).run()
     assert made[0] is made[1]
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_candidates_for_both_directions_launch_their_tile_and_share_the_states(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch_shared = pytest.importorskip("scan.launch_shared")
+    case = replace(CASE, mode=mode, directions="shared")
+    inputs, taken, read = draw(case, "cpu"), [], []
+
+    def tiles() -> tuple[Tile | None, ...]:
+        return tuple(tuning.shared(case.T, 4, backward=backward, even=True) for backward in (False, True))
+
+    def forward(gates: Tensor, tokens: Tensor, *_: Any) -> tuple[Any, None]:
+        taken.append(("forward", *tiles()))
+        outputs = launch_shared.Outputs(None, torch.empty_like(tokens), torch.empty_like(tokens), None, None)
+        return outputs, None
+
+    def backward(gates: Tensor, states: Tensor, states_reverse: Tensor, *_: Any) -> tuple[Any, None]:
+        taken.append(("backward", *tiles()))
+        read.append((states, states_reverse))
+        return (torch.empty_like(gates), torch.empty_like(gates)), None
+
+    monkeypatch.setattr(launch_shared, "forward", forward)
+    monkeypatch.setattr(launch_shared, "backward", backward)
+    now, tried = tiles(), (Tile(4, 32, 4, 1), Tile(1, 32, 4, 1, registers=96))
+    calls = [Candidate(tile).build(case, inputs) for tile in tried]
+    assert taken == ([] if mode == "forward" else [("forward", *now)])
+    taken.clear()
+    for call in calls:
+        assert set(call.read(call.run())) == set(outputs_of(case))
+    ways = [(tile, now[1]) if mode == "forward" else (now[0], tile) for tile in tried]
+    assert taken == [(mode, *way) for way in ways] and tiles() == now
+    assert all(a is b for each in read for a, b in zip(each, read[0], strict=True))
+
+
+@pytest.mark.parametrize(
+    "other", [{"T": 16384}, {"directions": "branched"}, {"directions": "shared_sum"}, {"dim": -2}], ids=str
+)
+def test_both_directions_without_a_table_are_not_tried(other: dict[str, Any]) -> None:
+    case = replace(CASE, **{"directions": "shared", **other})
+    measured = run_case(case, ("ours",), QUICK, "cpu", lambda *_: None)
+    (result,) = measured["providers"].values()
+    assert result["status"] == "unsupported" and result["reason"].startswith("Both directions have tables where")
 
 
 def test_without_a_gpu_nothing_is_tried() -> None:
@@ -228,7 +364,9 @@ def test_a_few_take_turns_with_the_present_choice_and_what_cannot_be_launched_is
     monkeypatch.setattr(tune, "take_turns", take_turns)
     monkeypatch.setattr(Candidate, "devices", ("cpu",))
     measured = run_case(replace(CASE, T=4096), ("ours",), QUICK, "cpu", lambda *_: None)
-    chosen = words(present(4096, 4, backward=False, packed=False))
+    now = present(4096, 4, backward=False, packed=False)
+    assert now is not None
+    chosen = words(now)
     names = [words(tile) for tile in candidates(4096, 4, backward=False, packed=False)]
     assert all(heat[0] == chosen and len(heat) <= AT_ONCE + 2 for heat in heats)
     assert sum(heat.count("roofline") for heat in heats) == 1
@@ -315,11 +453,19 @@ def test_rows_that_end_within_a_tile_and_packed_rows_have_tables_of_their_own(ca
         ([replace(CASE, B=1, C=1, T=2**20)], "_SPLIT_FORWARD", None, Tile(1, 1024, 4, 4, registers=128, window=128)),
         ([replace(CASE, B=1, C=64, T=65537, mode="backward"), replace(CASE, B=1, C=64, T=65536, lengths="64x1024",
           mode="backward")], "_SPLIT_RAGGED_BACKWARD", None, Tile(1, 512, 4, 8, window=128)),
+        ([replace(CASE, B=1, C=512, T=65536)], "_SOME_FORWARD", None, Tile(1, 512, 4, 4, 2)),
+        ([replace(CASE, T=128, directions="shared")], "_SHARED_FORWARD", 0, Tile(4, 32, 4, 1, registers=96)),
+        ([replace(CASE, T=8192, directions="shared", mode="backward")], "_SHARED_BACKWARD", 6, Tile(1, 2048, 4, 32)),
+        ([replace(CASE, T=T, directions="shared", mode="backward") for T in (1024, 768)], "_SHARED_BACKWARD", 3,
+         Tile(1, 256, 4, 2, registers=128)),
         ([replace(CASE, dim=-2, B=8, C=1536, T=1024)], "_LAST_FORWARD", 0, Tile(64, 8, 8, 8, 2)),
         ([replace(CASE, dim=-2, B=1, C=1024, T=16384)], "_LAST_FEW_FORWARD", None, Tile(16, 16, 8, 4, window=32)),
         ([replace(CASE, dim=-2, B=8, C=1537, T=2048)], "_LAST_ODD_FORWARD", None, Tile(32, 8, 16, 4)),
     ],
-    ids=["few rows", "few ragged rows", "channels", "few channels", "odd channels"],
+    ids=[
+        "few rows", "few ragged rows", "some rows", "both directions", "long rows of both directions",
+        "two lengths of both directions", "channels", "few channels", "odd channels",
+    ],
 )  # fmt: skip
 def test_shared_rows_and_channels_have_tables_of_tiles(
     cases: list[Case], name: str, at: int | None, tile: Tile
