@@ -41,8 +41,8 @@ SPILLED_THIN = 8192
 TWICE = {tuning.Tile(1, 32, 8, 1), tuning.Tile(1, 64, 8, 1), tuning.Tile(1, 256, 8, 4)} if OLD else set()
 
 
-# Batch entries and channels: rows enough that no program shares one with others, and few.
-ENOUGH, FEW_ROWS = (2, 192), (4, 2)
+# Batch entries and channels: rows of long tiles, rows of which all fit at once, and few, which programs share.
+ENOUGH, SOME_ROWS, FEW_ROWS = (2, 352), (2, 192), (4, 2)
 # The same of channels, for each of their tables; those of an odd number begin anywhere.
 MANY, WIDE, SOME, FEW_CHANNELS, ODD = (128, 64), (64, 128), (32, 64), (4, 64), (128, 65)
 
@@ -233,9 +233,11 @@ def _everywhere(kernels: list[Kernel], targets: tuple[str, ...] = tuple(TARGETS)
 # Every configuration on one target, some on all: rows that fill tiles, and rows that end within one or within a group.
 ONE = _kernels([2**power - step for power in range(7, 17) for step in (0, 1)] + [1000, 1001])
 PACKED = _kernels((511, 512), 2) + _kernels((4095, 4096), 64) + _kernels((65_535, 65_536), 1)
+LONG = _kernels((32_768,), rows=SOME_ROWS)
 SHARED = _kernels((32_767, 32_768, 32_772), 0, 2, rows=FEW_ROWS)
 LAST = [k for rows in (MANY, SOME, FEW_CHANNELS, ODD) for k in _kernels((512,), dim=-2, rows=rows)]
 LAST += _kernels((4096, 8192), dim=-2, rows=MANY) + _kernels((4096,), dim=-2, rows=WIDE)
+LAST += [Kernel("backward", 512, torch.bfloat16, -2, rows=WIDE)]
 LAST_SHARED = _kernels((4096, 32_768), 0, 2, dim=-2, rows=FEW_CHANNELS)
 LAST_PACKED = [k for rows in (MANY, SOME, FEW_CHANNELS) for k in _kernels((512,), 2, dim=-2, rows=rows)]
 LAST_SHORT = _kernels((2, 16, 32, 64), dim=-2, rows=MANY)
@@ -271,7 +273,7 @@ def _check(target: str, kernel: Kernel) -> Code:
     return code
 
 
-@_everywhere(ONE + PACKED, ("sm_90",))
+@_everywhere(ONE + PACKED + LONG, ("sm_90",))
 def test_time_contiguous(target: str, kernel: Kernel) -> None:
     code, pairs = _check(target, kernel), kernel.pairs(target)
     # Whole groups of every tensor move 16 bytes at a time.
@@ -345,11 +347,11 @@ def _check_last(target: str, kernel: Kernel) -> None:
 
 
 def test_every_configuration_is_compiled() -> None:
-    compiled = {(k.name, k.dtype, k.tile) for k in ONE + PACKED + SHARED + LAST + LAST_SHARED + LAST_SHORT}
+    compiled = {(k.name, k.dtype, k.tile) for k in ONE + PACKED + LONG + SHARED + LAST + LAST_SHARED + LAST_SHORT}
     lengths = sorted({2**power + step for power in range(4, 22) for step in (-8, -1, 0, 1, 8)})
     chosen = {
         (name, dtype, Kernel(name, T, dtype, sequences=n, rows=rows).tile)
-        for T, name, dtype, rows in itertools.product(lengths, KERNELS, DTYPES, (ENOUGH, FEW_ROWS))
+        for T, name, dtype, rows in itertools.product(lengths, KERNELS, DTYPES, (ENOUGH, SOME_ROWS, FEW_ROWS))
         for n in (0, 1, 1 + T // 1000, 1 + T // 32)
     }
     chosen |= {
@@ -360,7 +362,7 @@ def test_every_configuration_is_compiled() -> None:
     assert chosen - compiled == set()
 
 
-@pytest.mark.parametrize("kernel", FEW + FEW_PACKED + FEW_SHARED + LAST, ids=str)
+@pytest.mark.parametrize("kernel", FEW + LONG + FEW_PACKED + FEW_SHARED + LAST, ids=str)
 def test_descending_shuffles_no_more_than_ascending(kernel: Kernel) -> None:
     ahead, back = kernel.code("sm_90"), kernel._replace(reverse=True).code("sm_90")
     assert back.shuffles == ahead.shuffles and back.barriers == ahead.barriers
@@ -368,7 +370,7 @@ def test_descending_shuffles_no_more_than_ascending(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", [k for k in SHORT + FEW + PACKED + FEW_SHARED + LAST + LAST_PACKED if k.name == "forward"], ids=str
+    "kernel", [k for k in SHORT + FEW + LONG + PACKED + FEW_SHARED + LAST + LAST_PACKED if k.name == "forward"], ids=str
 )
 def test_with_final_states(kernel: Kernel) -> None:
     _check("sm_90", kernel._replace(final=True))

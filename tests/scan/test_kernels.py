@@ -172,7 +172,7 @@ def _configurations() -> dict[str, tuple[str, torch.dtype, tuning.Tile]]:
     found: dict[str, tuple[str, torch.dtype, tuning.Tile]] = {}
     for T, dtype, backward in itertools.product(lengths, (*USUAL, torch.float64), (False, True)):
         tiles = []
-        for n_rows in (8, 4096, 2**20):
+        for n_rows in (8, 512, 4096, 2**20):
             known = {"backward": backward, "n_rows": n_rows}
             tiles.append(("time_contiguous", tuning.time_contiguous(T, dtype.itemsize, **known)))
             for n in (1, 1 + T // 1000, 1 + T // 32):

@@ -33,6 +33,7 @@ def test_the_same_arguments_give_the_same_configuration(
                     T, itemsize, backward=backward, packed=packed, n_sequences=n_sequences, n_rows=n_rows
                 ),
                 tuning.channels_last(T, C, itemsize, backward=backward, n_rows=n_rows),
+                tuning.shared(T, itemsize, backward=backward, even=packed),
             )
         )
         # What was asked in between is no matter.
@@ -40,6 +41,7 @@ def test_the_same_arguments_give_the_same_configuration(
             other, itemsize, backward=not backward, packed=not packed, n_sequences=other, n_rows=other
         )
         tuning.channels_last(other, C + 1, itemsize, backward=not backward, n_rows=other)
+        tuning.shared(other, itemsize, backward=not backward, even=not packed)
     assert len(results) == 1 and before == TABLES
 
 
@@ -61,7 +63,7 @@ def test_it_knows_nothing_but_its_arguments_and_tables() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
     }
-    assert called <= {"max", "min", "next", "bit_length", "Tile", "_of_length", "_replace"}
+    assert called <= {"max", "min", "next", "get", "bit_length", "Tile", "_of_length", "_replace"}
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Global, ast.Nonlocal))]
     # Tables of lengths, and tiles, which are tuples too.
     assert TABLES and all(isinstance(table, tuple) for tables in TABLES.values() for table in tables.values())
@@ -84,6 +86,92 @@ def test_few_long_rows_are_shared_by_programs(T: int, itemsize: int, backward: b
                 ).window
         # Who does not say how many rows there are has enough of them.
         assert not tuning.time_contiguous(T, itemsize, backward=backward, **packed).window
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("backward", [False, True])
+def test_some_long_rows_have_tiles_of_which_all_rows_fit_at_once(itemsize: int, backward: bool) -> None:
+    some = (tuning._SOME_BACKWARD if backward else tuning._SOME_FORWARD)[2 if itemsize == 2 else 4]
+    some = some._replace(width=16 // itemsize)
+    assert (some.rows, some.window, some.registers) == (1, 0, None) and some.stages > 1
+    steps = some.groups * some.width
+
+    def chosen(T: int, n_rows: int, **packed: int) -> tuning.Tile:
+        return tuning.time_contiguous(T, itemsize, backward=backward, n_rows=n_rows, **packed)  # type: ignore[arg-type]
+
+    for T in (16_384 + steps, 65_536, 2**24):
+        for n_rows in (384, 512, 703):
+            assert chosen(T, n_rows) == some
+            # A row that ends within a tile, or within a group, has tiles for that.
+            for ragged in (T - 1, T + some.width, T + steps // 2):
+                assert chosen(ragged, n_rows) == chosen(ragged, 2**20) != some
+            # Packed rows have their own however many there are.
+            for n in (0, 1, 64):
+                assert chosen(T, n_rows, packed=True, n_sequences=n) == chosen(T, 2**20, packed=True, n_sequences=n)
+        # Fewer are shared by programs; of more no number tells, and who does not say has enough.
+        assert chosen(T, 383).window and not chosen(T, 384).window
+        enough = tuning.time_contiguous(T, itemsize, backward=backward)
+        assert enough == chosen(T, 704) == chosen(T, 2**20)
+        # Of 2 bytes, tiles of many rows are those already.
+        assert (enough == some) is (itemsize == 2)
+    # Rows of no more than 16384 steps are few or many alike.
+    for T in (8192, 16_384 - steps, 16_384):
+        assert {chosen(T, n_rows) for n_rows in (1, 383, 384, 703)} == {chosen(T, 704)}
+    assert chosen(16_385, 384) == chosen(16_385, 704) and chosen(16_385, 383).window
+
+
+# The longest rows of each tile of both directions.
+SHARED_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_both_directions_of_a_row_take_the_smallest_tile_that_holds_it(itemsize: int, backward: bool) -> None:
+    width = 16 // itemsize
+    # Backward meets what forward took.
+    for T, even in itertools.product(range(1, 8300), (False, True)):
+        forward, back = (tuning.shared(T, itemsize, backward=b, even=even) for b in (False, True))
+        assert (forward is None) is (back is None)
+    for shorter, longest in itertools.pairwise((0, *SHARED_LENGTHS)):
+        # Of the largest tile rows have to fill three quarters, or two scans are as fast.
+        least = 6144 if longest == 8192 else shorter + 1
+        for T in {least, least + width, longest - width, longest}:
+            tile = tuning.shared(T, itemsize, backward=backward, even=True)
+            assert tile is not None and tile.groups * tile.width == longest and tile.width == width
+            assert tile.stages == 1 and tile.window == 0
+            # A warp has no thread without a group, and one warp mirrors 64 groups at most.
+            assert tile.rows * tile.groups >= 32 * tile.num_warps and (tile.num_warps > 1 or tile.groups <= 64)
+        if longest == 8192:
+            assert all(tuning.shared(T, itemsize, backward=backward, even=True) is None for T in (4097, 6143))
+    for T in (8193, 16_384, 2**24):
+        assert tuning.shared(T, itemsize, backward=backward, even=True) is None
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_both_directions_of_a_row_that_ends_within_a_group(itemsize: int, backward: bool) -> None:
+    # It may begin with the last step of a group, and hold one group more.
+    width, most = 16 // itemsize, 512 * 16 // itemsize
+    for longest in SHARED_LENGTHS:
+        T = longest - width + 1
+        tile, whole = (tuning.shared(T, itemsize, backward=backward, even=even) for even in (False, True))
+        if longest > most:
+            assert tile is None and whole is not None
+            continue
+        # The tile of whole groups with no cap on registers, and two groups a thread at most.
+        assert tile is not None and whole is not None and tile.groups * tile.width == longest
+        warps = max(whole.num_warps, tile.groups // 64)
+        assert tile == whole._replace(num_warps=warps, registers=None)
+        assert tile.rows * tile.groups <= 2 * 32 * tile.num_warps
+        longer = tuning.shared(T + 1, itemsize, backward=backward, even=False)
+        assert (longer is None) if longest == most else longer is not None and longer.groups == 2 * tile.groups
+    assert tuning.shared(8192, itemsize, backward=backward, even=False) is None
+
+
+@pytest.mark.parametrize("itemsize", [1, 8, 16])
+def test_both_directions_of_other_numbers_are_two_scans(itemsize: int) -> None:
+    for T, backward, even in itertools.product((1, 96, 128, 4096, 8192), (False, True), (False, True)):
+        assert tuning.shared(T, itemsize, backward=backward, even=even) is None
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
