@@ -8,9 +8,9 @@ beside that of the others in the same moment, and a curve of losses can be compa
     detail        held_bytes: what a loss and its gradients hold at most beyond weights and data
 
 What is right is the curve of a network whose states are computed in float64 and rounded once. How far a right curve may
-be from it no formula says, since training magnifies differences; two more networks show it, whose states have a random
-error of one rounding more. A curve is wrong where its mean distance from the exact one is more than `ALLOWED` times the
-greater of theirs, or where a loss is not finite.
+be from it no formula says, since training magnifies differences; two more networks show it, whose scans have a random
+error in each step, forward and backward, of the size of its rounding. A curve is wrong where its mean distance from the
+exact one is more than `ALLOWED` times the greater of theirs, or where a loss is not finite.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from experiments.failures import Emit, Failures, Result
 from experiments.inputs import DTYPES, bytes_of
 from experiments.memory import held_at_most
 from experiments.providers.registry import PROVIDERS
-from experiments.training_model import ITEMS, SCANS, batch, exact, loss_of, network_of, refuses, rounded_again
+from experiments.training_model import ITEMS, SCANS, batch, exact, loss_of, network_of, refuses, rounded
 
 ALLOWED = 4
 ROUNDED = 2
@@ -132,11 +132,11 @@ def _layout(name: str, case: Case, device: str) -> dict[str, Any]:
 
 
 def _references(case: Case, device: str) -> dict[str, Training]:
-    """The exact network, and those whose states are rounded once more, each with errors of its own."""
+    """The exact network, and those with rounding errors, each with errors of its own."""
     scans: dict[str, Scan] = {EXACT: exact}
     for number in range(ROUNDED):
         generator = torch.Generator(device).manual_seed(case.seed + 1 + number)
-        scans[f"{EXACT}, rounded again ({number + 1})"] = rounded_again(generator)
+        scans[f"{EXACT}, rounded ({number + 1})"] = rounded(generator)
     return {name: Training(case, scan, device) for name, scan in scans.items()}
 
 
@@ -164,7 +164,7 @@ def distance(losses: Sequence[float], of: Sequence[float]) -> float:
 
 
 def of_rounding(curves: Sequence[Sequence[float]], case: Case) -> float:
-    """How far one rounding more moves a curve; at least as far as the loss itself would be rounded."""
+    """How far rounding moves a curve; at least as far as the loss itself would be rounded."""
     eps = torch.finfo(torch.promote_types(DTYPES[case.dtype], torch.float32)).eps
     return max(eps * statistics.fmean(curves[0]), *(distance(each, curves[0]) for each in curves[1:]))
 
@@ -177,7 +177,7 @@ def judge(name: str, training: Training, right: Sequence[float], rounding: float
     if broken is not None:
         reason = f"the loss is not finite from step {broken} on."
     elif not off <= ALLOWED:
-        reason = f"the loss is on average {off:.3g} times as far from the exact curve as one rounding more sets it."
+        reason = f"the loss is on average {off:.3g} times as far from the exact curve as rounding sets it."
     result: Result = {
         "status": "ok" if reason is None else "wrong", "reason": reason, "losses": training.losses,
         "errors": {"of_rounding": off},

@@ -8,6 +8,8 @@ another. What is asked for has to be kept over all steps in between.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,8 @@ ITEMS, KINDS, BLOCKS = 4, 8, 2
 """How many items a sequence holds, of how many kinds; and how many blocks the network has."""
 LONGEST_SEQUENTIAL = 512
 _BLANK = 0
+
+Draw = Callable[[Tensor], Tensor]
 
 
 def warp_or_its_kernels(gates: Tensor, tokens: Tensor) -> Tensor:
@@ -70,13 +74,42 @@ def exact(gates: Tensor, tokens: Tensor) -> Tensor:
     return parallel_scan(gates.double(), tokens.double()).to(tokens.dtype)
 
 
-def rounded_again(generator: torch.Generator) -> Scan:
-    """The exact scan with a random error of up to half a unit in the last place, as one rounding more would leave."""
+class _Rounded(torch.autograd.Function):
+    """The exact scan and its gradients, with a random error in each step of either: what its rounding would leave."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, tokens: Tensor, draw: Draw) -> Tensor:
+        ctx.draw = draw
+        error = 1 + draw(tokens)
+        states = parallel_scan(gates.double() * error, tokens.double() * error)
+        ctx.save_for_backward(gates, states)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor, Tensor, None]:
+        gates, states = ctx.saved_tensors
+        error = 1 + ctx.draw(gates)
+        # From the last step to the first, where no gate follows.
+        met = functional.pad(gates.double()[:, 1:], (0, 0, 0, 1)) * error
+        d_tokens = parallel_scan(met.flip(1), (d_states * error).flip(1)).flip(1)
+        before = functional.pad(states[:, :-1], (0, 0, 1, 0))
+        return (d_tokens * before).to(gates.dtype), d_tokens.to(gates.dtype), None
+
+
+def rounded(generator: torch.Generator) -> Scan:
+    """The exact scan with random errors: of half a unit of accumulation in each step, then of half one in the result.
+
+    The first is what rounding each step leaves, forward and backward; the second one rounding more to the dtype.
+    """
+
+    def uniform(like: Tensor, dtype: torch.dtype) -> Tensor:
+        draw = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float64)
+        return torch.finfo(dtype).eps * (draw - 0.5)
 
     def scan(gates: Tensor, tokens: Tensor) -> Tensor:
-        states = parallel_scan(gates.double(), tokens.double())
-        draw = torch.rand(states.shape, generator=generator, device=states.device, dtype=states.dtype)
-        return (states * (1 + torch.finfo(tokens.dtype).eps * (draw - 0.5))).to(tokens.dtype)
+        accumulated = torch.promote_types(tokens.dtype, torch.float32)
+        states = _Rounded.apply(gates, tokens, lambda like: uniform(like, accumulated))
+        return (states * (1 + uniform(tokens, tokens.dtype))).to(tokens.dtype)
 
     return scan
 

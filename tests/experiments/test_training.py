@@ -54,7 +54,8 @@ def test_it_learns() -> None:
 
 
 def test_two_runs_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (run(providers=("ours",)) for _ in range(2))
+    # In 16 bits, where a rounding is seen in the loss.
+    first, second = (run(dataclasses.replace(CASE, dtype="bfloat16"), ("ours",)) for _ in range(2))
     assert first["providers"]["ours"]["losses"] == second["providers"]["ours"]["losses"]
     assert first["protocol"]["rounded_losses"] == second["protocol"]["rounded_losses"]
     assert first["protocol"]["rounded_losses"][0] != first["protocol"]["exact_losses"]
@@ -75,9 +76,38 @@ def test_the_exact_states_are_those_of_the_sequential_scan() -> None:
     gates, tokens = torch.rand(2, 37, 3), torch.randn(2, 37, 3)
     expected = sequential_scan(gates, tokens, dim=-2)
     torch.testing.assert_close(training_model.exact(gates.double(), tokens.double()), expected)
-    rounded = training_model.rounded_again(torch.Generator().manual_seed(0))(gates, tokens)
-    off = (rounded - expected).abs() / expected.abs()
-    assert 0 < off.max() <= torch.finfo(torch.float32).eps * 1.01
+
+
+def test_the_rounded_scan_errs_as_much_as_one_that_rounds_each_step() -> None:
+    T, drawn = 300, torch.Generator().manual_seed(1)
+    memory = torch.linspace(0, 5, 3)
+    gates = torch.sigmoid(memory + 0.1 * torch.randn(2, T, 3, generator=drawn))
+    tokens, d_states = ((1 - gates) * torch.randn(2, T, 3, generator=drawn) for _ in range(2))
+    states = [torch.zeros(2, 3)]
+    for step in range(T):
+        states.append(gates[:, step] * states[-1] + tokens[:, step])
+    leaves = [each.clone().requires_grad_() for each in (gates, tokens)]
+    found = training_model.rounded(torch.Generator().manual_seed(0))(*leaves)
+    exact = [each.double().requires_grad_() for each in (gates, tokens)]
+    expected = training_model.exact(*exact)
+
+    def off(each: torch.Tensor) -> float:
+        return (each.detach().double() - expected.detach()).square().mean().sqrt().item()
+
+    assert 0.5 < off(found) / off(torch.stack(states[1:], 1)) < 2
+    unit = torch.finfo(torch.float32).eps
+    for a, b in zip(
+        torch.autograd.grad(found, leaves, d_states),
+        torch.autograd.grad(expected, exact, d_states.double()),
+        strict=True,
+    ):
+        assert 0.1 * unit < (a.double() - b).square().mean().sqrt() / b.square().mean().sqrt() < 10 * unit
+
+
+def test_the_gradients_of_the_rounded_scan_without_errors_are_those_of_the_scan() -> None:
+    leaves = [torch.rand(2, 9, 3, dtype=torch.float64).requires_grad_(), torch.randn(2, 9, 3, dtype=torch.float64)]
+    leaves[1].requires_grad_()
+    assert torch.autograd.gradcheck(lambda g, x: training_model._Rounded.apply(g, x, torch.zeros_like), leaves)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -93,7 +123,7 @@ def test_what_is_wrong_is_seen_and_ours_then_has_no_number(monkeypatch: pytest.M
     assert results["sequential"]["status"] == "ok"
     for name in ("ours", "hillis_steele"):
         assert results[name]["status"] == "wrong" and len(results[name]["losses"]) == CASE.draws
-        assert "times as far from the exact curve as one rounding more sets it." in results[name]["reason"]
+        assert "times as far from the exact curve as rounding sets it." in results[name]["reason"]
     assert "samples_ms" not in results["ours"] and results["hillis_steele"]["samples_ms"]
     assert store.failures({"providers": results}) == ["ours"]
 
