@@ -35,8 +35,8 @@ def _table(machine: Machine, rows: pd.DataFrame) -> Float:
         f"Training a gated recurrent network of width {counts(rows['C'])} on selective copying on "
         f"{escape(machine.title)}, $B={counts(rows['B'])}$. \\emph{{last loss}}: the mean of the last tenth of the "
         r"steps. \emph{off}: the mean distance of the losses from those with exact states, in units of how far "
-        r"random rounding errors of the states set them. \emph{step}: the median. $\times$: its time over that with ours, "
-        r"with its 95\,\% interval. \emph{held}: at most by a loss and its gradients, beyond weights and data."
+        r"random rounding errors of the states set them. \emph{step}: the median. $\times$: its time over that with "
+        r"ours, with its 95\,\% interval. \emph{held}: at most by a loss and its gradients, beyond weights and data."
         + (r" $^\dagger$: the curve is not the exact one." if (rows["status"] == "wrong").any() else "")
     )
     return table(f"tab:training:{machine.slug}", "lrrrrrrr", head, body, caption)
