@@ -48,9 +48,9 @@ def above_roofline(rows: pd.DataFrame) -> str:
     )
 
 
-def widest(rows: pd.DataFrame) -> str:
+def widest(rows: pd.DataFrame, median: str = "median_ms", low: str = "low_ms", high: str = "high_ms") -> str:
     """How far the widest 95 % interval of a median reaches, relative to the median."""
-    reach = pd.concat([rows["high_ms"] / rows["median_ms"] - 1, 1 - rows["low_ms"] / rows["median_ms"]]).max()
+    reach = pd.concat([rows[high] / rows[median] - 1, 1 - rows[low] / rows[median]]).max()
     if pd.isna(reach):
         return ""
     return f"The widest 95\\,\\% interval of a median reaches {significant(100 * reach, 2)}\\,\\% from it."

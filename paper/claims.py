@@ -332,7 +332,7 @@ def left_out(text: str) -> list[str]:
 
 
 def table(verdicts: Sequence[Verdict], measured: str = "here") -> Iterable[str]:
-    """Claim, paper, what was measured and verdict in columns; below each the sentence."""
+    """Claim, paper, what was measured and verdict in columns; below each the sentence and the record that decides."""
     rows = [("claim", "paper", measured, "verdict")]
     rows += [(each.claim.id, f"{sign(each.claim)}{each.claim.value}", each.here, each.text) for each in verdicts]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -340,6 +340,7 @@ def table(verdicts: Sequence[Verdict], measured: str = "here") -> Iterable[str]:
         yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
         if verdict:
             yield f"    {verdict.claim.said}"
+            yield from (f"    {source}" for source in verdict.sources)
 
 
 def sign(claim: Claim) -> str:

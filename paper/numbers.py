@@ -8,7 +8,7 @@ wrong or failed does not count.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -302,7 +302,25 @@ def _durations(measurements: Measurements) -> list[Number]:
             minutes = _working_minutes(run)
             if minutes:
                 said.append(f"{escape(stem)} {significant(minutes, 2)} ({run['case_id'].nunique()})")
-    return [Number("times", listed(said), ("the measured_at of all records of each",))] if said else []
+    numbers = [Number("times", listed(said), ("the measured_at of all records of each",))] if said else []
+    return numbers + _side_by_side(measurements)
+
+
+def _side_by_side(measurements: Measurements) -> list[Number]:
+    """How many pairs of experiments were measured on one machine at the same time, which their host times show."""
+    spans = []
+    for stem in STEMS:
+        machine = measurements.main(stem)
+        rows = measurements.rows
+        stamps = rows.loc[(rows["machine"] == machine) & (rows["stem"] == stem), "measured_at"].dropna()
+        if machine is not None and len(stamps):
+            spans.append((machine, *(datetime.fromisoformat(stamp) for stamp in (stamps.min(), stamps.max()))))
+    pairs = [
+        (one, other)
+        for one, other in combinations(spans, 2)
+        if one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
+    ]
+    return [Number("side_by_side", str(len(pairs)), ("the measured_at of all records of each",))] if pairs else []
 
 
 def _working_minutes(run: pd.DataFrame) -> float:

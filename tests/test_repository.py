@@ -14,9 +14,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 import scan
 from experiments import provenance
+from experiments.compose import compose
+from experiments.config import Settings
+from experiments.reproduce import stems
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -188,6 +192,18 @@ def test_the_stored_records_of_the_h200_are_of_one_library() -> None:
     stored = (ROOT / "paper" / "results" / "h200").glob("*.jsonl")
     records = [json.loads(line) for file in stored for line in file.read_text(encoding="utf-8").splitlines()]
     assert len(records) > 400 and len({record["provenance"]["source_hash"] for record in records}) == 1
+
+
+def test_the_stored_records_of_the_h200_are_all_cases_of_their_experiments() -> None:
+    # A claim about every case would hold on what is left of them.
+    stored = sorted((ROOT / "paper" / "results" / "h200").glob("*.jsonl"))
+    assert {file.stem for file in stored} == set(stems())
+    for file in stored:
+        config = compose(f"experiment={file.stem}", "hardware=h200")
+        settings = Settings.from_dict(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+        asked = {case.id for case in settings.experiment.cases() if settings.hardware.fits(case)}
+        found = [json.loads(line)["case_id"] for line in file.read_text(encoding="utf-8").splitlines()]
+        assert len(found) == len(set(found)) and set(found) == asked, file.stem
 
 
 def test_the_stored_records_of_the_h200_are_of_the_library_that_is_checked_in() -> None:

@@ -44,7 +44,7 @@ def make(measurements: Measurements, folder: Path) -> list[Float]:
     ]
     caption = (
         f"Kernels of ours on {names} as fractions of the roofline of each case: the least, the median and the greatest "
-        f"over all cases. {widest(everything)}"
+        f"over all cases. {widest(everything, 'fraction', 'fraction_low', 'fraction_high')}"
     )
     return [
         table(

@@ -329,6 +329,7 @@ def test_the_table_and_the_definitions(verdict: Callable, records: list[Record])
         "claim  paper   here                    verdict",
         "a-bar  ≥ 0.90  0.900 (0.900 to 0.900)  holds",
         "    Ours reaches at least 0.90 of the roofline.",
+        f"    {verdicts[0].sources[0]}",
         "other  ≥ 0.90  -                       not measurable here: it was dark",
         "    Ours reaches at least 0.90 of the roofline.",
     ]
