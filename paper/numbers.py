@@ -127,7 +127,7 @@ def _machine(prefix: str, machine: Machine, rows: pd.DataFrame, run: pd.DataFram
         values = sorted(set(rows.loc[rows[word] > 0, word])) or [0]
         for name, value in (("least", values[0]), ("greatest", values[-1])):
             numbers.append(Number(f"{prefix}.{word}.{name}", str(value), first))
-    minutes = _working_minutes(run)
+    minutes = _working_minutes(_stamps(run))
     if minutes:
         source = ("the measured_at of the same records",)
         numbers.append(Number(f"{prefix}.minutes", significant(minutes, 2), source))
@@ -291,40 +291,44 @@ def _training(measurements: Measurements) -> list[Number]:
     return numbers
 
 
+def _runs(measurements: Measurements) -> dict[str, tuple[Machine, pd.DataFrame]]:
+    """The machine of each experiment that was measured, and its rows there."""
+    rows = measurements.rows
+    machines = {stem: machine for stem in STEMS if (machine := measurements.main(stem)) is not None}
+    return {
+        stem: (machine, rows[(rows["machine"] == machine) & (rows["stem"] == stem)])
+        for stem, machine in machines.items()
+    }
+
+
 def _durations(measurements: Measurements) -> list[Number]:
-    """How long the experiments took, in one sentence."""
-    said = []
-    for stem in STEMS:
-        machine = measurements.main(stem)
-        if machine is not None:
-            rows = measurements.rows
-            run = rows[(rows["machine"] == machine) & (rows["stem"] == stem)]
-            minutes = _working_minutes(run)
-            if minutes:
-                said.append(f"{escape(stem)} {significant(minutes, 2)} ({run['case_id'].nunique()})")
-    numbers = [Number("times", listed(said), ("the measured_at of all records of each",))] if said else []
-    return numbers + _side_by_side(measurements)
+    """How long the experiments took, in one sentence, and how many pairs of them at the same time.
 
-
-def _side_by_side(measurements: Measurements) -> list[Number]:
-    """How many pairs of experiments were measured on one machine at the same time, which their host times show."""
-    spans = []
-    for stem in STEMS:
-        machine = measurements.main(stem)
-        rows = measurements.rows
-        stamps = rows.loc[(rows["machine"] == machine) & (rows["stem"] == stem), "measured_at"].dropna()
-        if machine is not None and len(stamps):
-            spans.append((machine, *(datetime.fromisoformat(stamp) for stamp in (stamps.min(), stamps.max()))))
+    Those on one machine share its host, which its host times show.
+    """
+    source = ("the measured_at of all records of each",)
+    said, spans = [], []
+    for stem, (machine, run) in _runs(measurements).items():
+        stamps = _stamps(run)
+        minutes = _working_minutes(stamps)
+        if minutes:
+            said.append(f"{escape(stem)} {significant(minutes, 2)} ({run['case_id'].nunique()})")
+        if stamps:
+            spans.append((machine, stamps[0], stamps[-1]))
     pairs = [
         (one, other)
         for one, other in combinations(spans, 2)
         if one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
     ]
-    return [Number("side_by_side", str(len(pairs)), ("the measured_at of all records of each",))] if pairs else []
+    numbers = [Number("times", listed(said), source)] if said else []
+    return numbers + ([Number("side_by_side", str(len(pairs)), source)] if pairs else [])
 
 
-def _working_minutes(run: pd.DataFrame) -> float:
-    stamps = sorted(datetime.fromisoformat(stamp) for stamp in set(run["measured_at"].dropna()))
+def _stamps(run: pd.DataFrame) -> list[datetime]:
+    return sorted(datetime.fromisoformat(stamp) for stamp in set(run["measured_at"].dropna()))
+
+
+def _working_minutes(stamps: list[datetime]) -> float:
     gaps = [(after - before).total_seconds() for before, after in pairwise(stamps)]
     return sum(gap for gap in gaps if gap < LONGEST_CASE_S) / 60
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import shutil
@@ -12,14 +11,14 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 import scan
 from experiments import provenance
-from experiments.compose import compose
-from experiments.config import Settings
+from experiments.compose import compose, settings_of
+from experiments.records import load
 from experiments.reproduce import stems
 
 ROOT = Path(__file__).parents[1]
@@ -188,30 +187,35 @@ def test_a_skip_without_reason_is_recognised(source: str, lines: list[int]) -> N
     assert _skips_without_reason(source) == lines
 
 
-def test_the_stored_records_of_the_h200_are_of_one_library() -> None:
-    stored = (ROOT / "paper" / "results" / "h200").glob("*.jsonl")
-    records = [json.loads(line) for file in stored for line in file.read_text(encoding="utf-8").splitlines()]
+@pytest.fixture(scope="module")
+def of_the_h200() -> dict[str, list[dict[str, Any]]]:
+    """The stored records of each experiment."""
+    return {file.stem: load(file) for file in sorted((ROOT / "paper" / "results" / "h200").glob("*.jsonl"))}
+
+
+def test_the_stored_records_of_the_h200_are_of_one_library(of_the_h200: dict[str, list[dict[str, Any]]]) -> None:
+    records = [record for of_stem in of_the_h200.values() for record in of_stem]
     assert len(records) > 400 and len({record["provenance"]["source_hash"] for record in records}) == 1
 
 
-def test_the_stored_records_of_the_h200_are_all_cases_of_their_experiments() -> None:
+def test_the_stored_records_of_the_h200_are_all_cases_of_their_experiments(
+    of_the_h200: dict[str, list[dict[str, Any]]],
+) -> None:
     # A claim about every case would hold on what is left of them.
-    stored = sorted((ROOT / "paper" / "results" / "h200").glob("*.jsonl"))
-    assert {file.stem for file in stored} == set(stems())
-    for file in stored:
-        config = compose(f"experiment={file.stem}", "hardware=h200")
-        settings = Settings.from_dict(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    assert set(of_the_h200) == set(stems())
+    for stem, records in of_the_h200.items():
+        words = [f"experiment={stem}", "hardware=h200"]
+        settings = settings_of(compose(*words), words)
         asked = {case.id for case in settings.experiment.cases() if settings.hardware.fits(case)}
-        found = [json.loads(line)["case_id"] for line in file.read_text(encoding="utf-8").splitlines()]
-        assert len(found) == len(set(found)) and set(found) == asked, file.stem
+        found = [record["case_id"] for record in records]
+        assert len(found) == len(set(found)) and set(found) == asked, stem
 
 
-def test_the_stored_records_of_the_h200_are_of_the_library_that_is_checked_in() -> None:
+def test_the_stored_records_of_the_h200_are_of_the_library_that_is_checked_in(
+    of_the_h200: dict[str, list[dict[str, Any]]],
+) -> None:
     here = provenance.sources(ROOT)["source_hash"]
-    stored = {
-        file.stem: [json.loads(line)["provenance"]["source_hash"] for line in file.read_text("utf-8").splitlines()]
-        for file in sorted((ROOT / "paper" / "results" / "h200").glob("*.jsonl"))
-    }
+    stored = {stem: [each["provenance"]["source_hash"] for each in records] for stem, records in of_the_h200.items()}
     stale = {stem: sum(found != here for found in hashes) for stem, hashes in stored.items()}
     told = [f"{stem} ({count} of {len(stored[stem])} records)" for stem, count in stale.items() if count]
     sweeps = [f"python -m experiments -m experiment={stem} hardware=h200" for stem, count in stale.items() if count]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -235,3 +236,19 @@ def test_words_of_latex() -> None:
         r"\ref{a} and~\ref{b}",
         r"\ref{a}--\ref{c}",
     ]
+
+
+@pytest.mark.parametrize(("begins", "said"), [("12:00", "1"), ("12:59", None)])
+def test_experiments_side_by_side_are_said(
+    begins: str, said: str | None, write_results: Callable[..., Path], synthetic: Path
+) -> None:
+    # One from 12:00 to 12:59; the other in the middle of it, or begun as it ends.
+    records = []
+    for stem, stamps in (("speed", ("12:00", "12:59")), ("packing", (begins, "13:30"))):
+        lines = (synthetic / "h200" / f"{stem}.jsonl").read_text(encoding="utf-8").splitlines()
+        for line, stamp in zip(lines, stamps, strict=False):
+            record = json.loads(line)
+            record["provenance"]["measured_at"] = f"2026-11-30T{stamp}:00+00:00"
+            records.append(record)
+    defined = definitions(numbers.make(gather(write_results(*records)), {}))
+    assert defined.get("side_by_side") == said
