@@ -140,7 +140,7 @@ def _configure_real(
         tiles = -(-(sizes.T + line - 1) // (config.groups * V))
         programs *= tiles
         maps = (tiles + -(-tiles // config.window)) * sizes.rows
-        n_exchanged = 16 + 2 * maps * (2 if accumulate == torch.float64 else 1)
+        n_exchanged = 16 + maps * (2 if accumulate == torch.float64 else 1)
     constants["STATE"] = tl.float64 if accumulate == torch.float64 else tl.float32
     constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
     options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}

@@ -1,7 +1,7 @@
-"""Both directions of the same gates and tokens on CUDA, one launch each way, for rows that a tile holds whole.
+"""Both directions of the same gates and tokens on CUDA, one launch each way.
 
-Whatever else is asked for is `None` here: packed rows, initial states, rows that are longer, channels last, float64 and
-complex numbers are two scans (`launch.forward_both`).
+Whatever else is asked for is `None` here: packed rows, initial states, rows for which `tuning.shared` has no tile,
+channels last, float64 and complex numbers are two scans (`launch.forward_both`).
 """
 
 from __future__ import annotations
@@ -32,21 +32,26 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def serves(gates: Tensor, tokens: Tensor, dim: int) -> bool:
-    """Whether one tile holds a row of both directions, forward and backward."""
-    if (
-        dim != -1
-        or gates.dtype not in _DTYPES
-        or tokens.dtype not in _DTYPES
-        or tokens.numel() == 0
-        or tuning.shared(tokens.shape[-1], tokens.element_size(), backward=False, even=True) is None
-    ):
+    """Whether there is a tile for rows of both directions, forward and backward."""
+    if dim != -1 or gates.dtype not in _DTYPES or tokens.dtype not in _DTYPES or tokens.numel() == 0:
+        return False
+    if _tile(tokens, True, backward=False) is None:
         return False
     states = Axes.of(torch.empty_like(tokens, device="meta"), -1)
-    return (
-        states.t == 1
-        and tuning.shared(tokens.shape[-1], tokens.element_size(), backward=False, even=_even(states)) is not None
-        and all(Axes.of(t, -1).tensor is t for t in (gates, tokens))
-    )
+    tile = _tile(tokens, _even(states), backward=False)
+    if states.t != 1 or tile is None or not all(Axes.of(t, -1).tensor is t for t in (gates, tokens)):
+        return False
+    return tile.window == 0 or _side_by_side(tokens) >= tile.window
+
+
+def _tile(like: Tensor, even: bool, *, backward: bool) -> tuning.Tile | None:
+    sizes = Sizes.of(like, -1)
+    return tuning.shared(sizes.T, like.element_size(), backward=backward, even=even, n_rows=sizes.rows)
+
+
+def _side_by_side(tokens: Tensor) -> int:
+    """How many programs run at once at least, and so can wait for one another. Triton's interpreter runs one by one."""
+    return torch.cuda.get_device_properties(tokens.device).multi_processor_count if tokens.is_cuda else 1
 
 
 def forward(
@@ -141,24 +146,27 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     }
     in_place = all(a is None or a is states or any(a.tensor is t for t in work.tensors) for a in taken.values())
     sizes, even = Sizes.of(like, -1), _even(states)
-    config = tuning.shared(sizes.T, like.element_size(), backward=backward, even=even)
+    config = _tile(like, even, backward=backward)
     if config is None or states.tensor is not like or states.t != 1 or not in_place:
         return None
-    V = config.width
+    V, tiles = config.width, -(-sizes.T // config.steps) if config.window else 1
     tl = triton_language()
     from scan.kernels import shared as kernels
 
     present = [a for a in taken.values() if a is not None]
     constants: dict[str, Any] = {"R": config.rows, "N": config.groups, "V": V, "LOG": log_gates, "EVEN": even}
-    constants["WHOLE"] = even and sizes.T == config.groups * V
+    constants["WHOLE"] = even and sizes.T == tiles * config.steps
     constants["EVEN_ROWS"] = sizes.rows % config.rows == 0
     constants["FLAT"] = sizes.B == 1 or all(a.b == sizes.C * a.c for a in present)
     for label, a in taken.items():
         constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and same_phase(a, states, V)
-    constants |= {"STATE": tl.float32, "TIME": tl.int32, "ONE_WARP": config.groups <= 64}
+    constants |= {"STATE": tl.float32, "TIME": tl.int32, "ONE_WARP": config.num_warps == 1 and config.groups <= 256, "WINDOW": config.window}
     strides = [stride for a in taken.values() for stride in ((0, 0, 0) if a is None else a.strides)]
     arguments = (sizes.C, sizes.T, sizes.rows, *strides)
     options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
     if config.registers is not None and torch.version.hip is None:
         options["maxnreg"] = config.registers
-    return Launch(getattr(kernels, name), (-(-sizes.rows // config.rows), 1, 1), arguments, constants | options)
+    grid = (-(-sizes.rows // config.rows) * tiles, 1, 1)
+    # A ticket, with a line of its own, and a map of each tile in each direction.
+    n_exchanged = 16 + 2 * sizes.rows * tiles if config.window else 0
+    return Launch(getattr(kernels, name), grid, arguments, constants | options, n_exchanged)

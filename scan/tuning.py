@@ -29,6 +29,11 @@ class Tile(NamedTuple):
     # Where the programs of a row share it, how many exchange their maps at once; 0: one program walks a row.
     window: int = 0
 
+    @property
+    def steps(self) -> int:
+        """How many steps of a row it holds."""
+        return self.groups * self.width
+
 
 # Longest T, then (rows, groups, num_warps, stages), for 4 steps of 4 bytes a group and for 8 steps of 2 bytes.
 _FORWARD = {
@@ -121,14 +126,21 @@ _SHARED_BACKWARD = {
         (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4)), (8192, Tile(1, 1024, 8, 16))),
 }  # fmt: skip
 
+# The same for longer rows, whose programs share them: `window` tiles at most.
+_SHARED_SPLIT_FORWARD = {4: Tile(1, 1024, 4, 8, window=32), 2: Tile(1, 512, 8, 8, window=32)}
+_SHARED_SPLIT_BACKWARD = {4: Tile(1, 1024, 4, 8, window=32), 2: Tile(1, 512, 8, 8, window=32)}
 
-def shared(T: int, itemsize: int, *, backward: bool, even: bool) -> Tile | None:
-    """Configuration for both directions of the same rows of T contiguous steps; None where two scans are as fast.
+
+def shared(T: int, itemsize: int, *, backward: bool, even: bool, n_rows: int = _SOME_ROWS) -> Tile | None:
+    """Configuration for both directions of `n_rows` rows of T contiguous steps; None where two scans are as fast.
 
     Rows that are not `even` begin or end within a vector.
     """
     width = 16 // itemsize
     steps = T if even else T + width - 1
+    split = (_SHARED_SPLIT_BACKWARD if backward else _SHARED_SPLIT_FORWARD).get(itemsize)
+    if split is not None and even and n_rows >= _FEW_ROWS and LARGEST_TILE < T <= split.steps * split.window:
+        return split
     table = (_SHARED_BACKWARD if backward else _SHARED_FORWARD).get(itemsize, ())
     tile = next((tile for longest, tile in table if longest >= steps), None)
     if tile is None or (tile.groups * width == LARGEST_TILE and 4 * steps < 3 * LARGEST_TILE):

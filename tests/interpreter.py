@@ -9,12 +9,18 @@ It replaces the language's functions by its own whenever a function calls anothe
 It computes whether integers overflow, and only in debug mode says so. Here it does both or neither.
 
 It writes down a table of all dtypes whenever it looks one up. Here each is looked up once.
+
+It runs one program after another, so that one which waits for a later one would wait for ever. Here a program whose wait
+is in vain (a volatile load of words that are zero, as `scan/kernels/exchange.py` waits for them) lets those which have
+not begun run first; where none is left, the launch ends in an exception.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -42,8 +48,66 @@ def quicken() -> bool:
     ScanOps.generic_scan = tree_scan
     interpreter._patch_lang = _patch_once  # type: ignore[attr-defined]
     interpreter._get_np_dtype = _numpy_dtype
+    interpreter.GridExecutor = _Executor  # type: ignore[misc]
+    interpreter.InterpreterBuilder.create_masked_load = _load_when_there  # type: ignore[method-assign]
     _set_options(debug=False, sanitize_overflow=False)
     return True
+
+
+class _Programs:
+    """A kernel as the executor calls it, once a program: all begin when the last is there, in order or when waited for."""
+
+    under_way: _Programs | None = None
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.left: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+        # What the executor asks a function for.
+        self.__globals__, self.__annotations__ = kernel.__globals__, kernel.__annotations__
+        self.__name__, self.__signature__ = kernel.__name__, inspect.signature(kernel)
+
+    def __call__(self, **arguments: Any) -> None:
+        builder = interpreter.interpreter_builder
+        self.left.append((builder.grid_idx, arguments))
+        if len(self.left) < math.prod(builder.grid_dim):
+            return
+        _Programs.under_way = self
+        try:
+            while self.left:
+                self.begin_next()
+        finally:
+            _Programs.under_way = None
+            self.left.clear()
+
+    def begin_next(self) -> None:
+        """Runs the earliest program that has not begun, to its end."""
+        builder = interpreter.interpreter_builder
+        before = builder.grid_idx
+        index, arguments = self.left.pop(0)
+        builder.set_grid_idx(*index)
+        self.kernel(**arguments)
+        builder.grid_idx = before
+
+
+class _Executor(interpreter.GridExecutor):
+    def __init__(self, fn: Any, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(_Programs(fn), *arguments, **keywords)
+
+
+_load = interpreter.InterpreterBuilder.create_masked_load
+
+
+def _load_when_there(self: Any, pointers: Any, mask: Any, other: Any, *how: Any) -> Any:
+    """A masked load; one that is volatile returns when no word is zero."""
+    volatile = how[-1]
+    loaded = _load(self, pointers, mask, other, *how)
+    while volatile and not loaded.data.all():
+        programs = _Programs.under_way
+        if programs is None or not programs.left:
+            raise RuntimeError("a program waits for one that has ended, or for itself: it would wait for ever")
+        programs.begin_next()
+        loaded = _load(self, pointers, mask, other, *how)
+    return loaded
 
 
 def _numpy_dtype(kind: Any) -> np.dtype[Any]:

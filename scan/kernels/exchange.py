@@ -9,8 +9,13 @@ order, and with it the rounding, differs from run to run.)
 Progress. Programs take tickets, and wait only for programs with earlier ones. Those have begun, and all that is assumed
 is that a program which has begun is not held up for ever by others which wait: CUDA's resident blocks are not.
 
-A published number shares 64 bits with a mark that it is there, and is read and written whole: nothing depends on the
-order in which two writes are seen. A number of 64 bits is published as two.
+Where a row is scanned in both directions, its programs wait for one another. Their tickets are neighbours, so of all
+programs that wait some row's have the earliest tickets, and those of that row which have not begun are next: all that is
+assumed beside is that a GPU has room for the programs of one row. There are as many as WINDOW, at most, which read the
+maps of all others at once.
+
+A map is published in one word of 64 bits, a gate and a state, or in two where a number has 64 bits itself. Words are read
+and written whole, and zero until then: nothing depends on the order in which two writes are seen.
 """
 
 import triton
@@ -31,49 +36,61 @@ def take_ticket(exchange_ptr, tiles):
 
 
 @triton.jit
-def _publish_word(at, bits, mask):
-    word = bits.to(tl.uint32, bitcast=True).to(tl.uint64) | (tl.full([1, 1], 1, tl.uint64) << 32)
+def take_ticket_of_row(exchange_ptr, tiles):
+    """`take_ticket` where the programs of a row wait for one another: those have neighbouring tickets."""
+    ticket = tl.atomic_add(exchange_ptr, 1, sem="relaxed").to(tl.int32)
+    return ticket // tiles, ticket % tiles
+
+
+# Bits of a NaN that no published number has: combined with them no number is zero.
+_NO_NUMBER = tl.constexpr(0x7FB5A5A5)
+_NO_NUMBER_64 = tl.constexpr(0x7FF5A5A5A5A5A5A5)
+
+
+@triton.jit
+def _marked(bits, NO_NUMBER: tl.constexpr):
+    """Bits of a number as others that are not zero. Of that one NaN they are those of its neighbour."""
+    return tl.where(bits == NO_NUMBER, 1, bits ^ NO_NUMBER)
+
+
+@triton.jit
+def _publish_word(at, word, mask):
     # Into zero. An exchange, which would do as well, is one that Triton cannot compile for AMD.
     tl.atomic_or(at, word.to(tl.int64, bitcast=True), mask=mask, sem="relaxed")
 
 
 @triton.jit
-def _publish(at, plane, value, mask):
-    """Publishes numbers, those of 64 bits in two planes."""
-    if value.dtype.primitive_bitwidth == 64:
-        bits = value.to(tl.uint64, bitcast=True)
-        _publish_word(at, (bits & 0xFFFFFFFF).to(tl.uint32), mask)
-        _publish_word(at + plane, (bits >> 32).to(tl.uint32), mask)
+def _publish(at, plane, gate, state, mask):
+    """Publishes a map, of numbers of 64 bits in two planes."""
+    if gate.dtype.primitive_bitwidth == 64:
+        _publish_word(at, _marked(gate.to(tl.uint64, bitcast=True), _NO_NUMBER_64), mask)
+        _publish_word(at + plane, _marked(state.to(tl.uint64, bitcast=True), _NO_NUMBER_64), mask)
     else:
-        _publish_word(at, value.to(tl.uint32, bitcast=True), mask)
+        high = _marked(gate.to(tl.uint32, bitcast=True), _NO_NUMBER).to(tl.uint64)
+        _publish_word(at, (high << 32) | state.to(tl.uint32, bitcast=True).to(tl.uint64), mask)
 
 
 @triton.jit
 def _read(at, plane, mask, dtype: tl.constexpr):
-    """Numbers, and whether they were there: 1 or 0; where nothing is asked for, 1."""
-    low = tl.load(at, mask=mask, other=1 << 32, volatile=True).to(tl.uint64, bitcast=True)
+    """Maps, and whether they were there: 1 or 0; where nothing is asked for, 1."""
+    word = tl.load(at, mask=mask, other=1, volatile=True)
+    there = (word != 0).to(tl.int32)
     if dtype.primitive_bitwidth == 64:
-        high = tl.load(at + plane, mask=mask, other=1 << 32, volatile=True).to(tl.uint64, bitcast=True)
-        bits = (low & 0xFFFFFFFF) | (high << 32)
-        return bits.to(dtype, bitcast=True), ((low & high) >> 32).to(tl.int32)
+        other = tl.load(at + plane, mask=mask, other=1, volatile=True)
+        gate, state = (word ^ _NO_NUMBER_64).to(dtype, bitcast=True), (other ^ _NO_NUMBER_64).to(dtype, bitcast=True)
+        return gate, state, there & (other != 0).to(tl.int32)
     else:
-        return (low & 0xFFFFFFFF).to(tl.uint32).to(dtype, bitcast=True), (low >> 32).to(tl.int32)
+        bits = word.to(tl.uint64, bitcast=True)
+        gate = ((bits >> 32).to(tl.uint32) ^ _NO_NUMBER).to(dtype, bitcast=True)
+        return gate, (bits & 0xFFFFFFFF).to(tl.uint32).to(dtype, bitcast=True), there
 
 
 @triton.jit
-def _composed(gates, states, plane, at, wanted, dtype: tl.constexpr, RESETS: tl.constexpr, AXIS: tl.constexpr):
-    """The published maps `[R, W]` at the places `wanted`, composed along AXIS as soon as all are there: `[R, 1]`."""
-    gate, state = tl.full(at.shape, 1.0, dtype), tl.zeros(at.shape, dtype)
-    gate_there, state_there = tl.zeros(at.shape, tl.int32), tl.zeros(at.shape, tl.int32)
-    there = 0
-    while there == 0:
-        gate, gate_there = _read(gates + at, plane, wanted, dtype)
-        state, state_there = _read(states + at, plane, wanted, dtype)
-        there = tl.min(tl.min(gate_there & state_there, 1), 0)
+def _compose_read(at, plane, wanted, gate, state, there, RESETS: tl.constexpr, AXIS: tl.constexpr):
+    """The maps `[R, W]` at the places `wanted`, as they were last read, composed along AXIS: `[R, 1]`."""
     # Of threads that hold the same number some may have read it too early: those read again what now is there.
-    early = wanted & ((gate_there & state_there) == 0)
-    gate_again, _ = _read(gates + at, plane, early, dtype)
-    state_again, _ = _read(states + at, plane, early, dtype)
+    early = wanted & (there == 0)
+    gate_again, state_again, _ = _read(at, plane, early, gate.dtype)
     gate = tl.where(wanted, tl.where(early, gate_again, gate), 1.0)
     state = tl.where(wanted, tl.where(early, state_again, state), 0.0)
     if RESETS:
@@ -81,6 +98,15 @@ def _composed(gates, states, plane, at, wanted, dtype: tl.constexpr, RESETS: tl.
     else:
         gate, state = tl.associative_scan((gate, state), AXIS, compose)
     return last_of(gate, AXIS), last_of(state, AXIS)
+
+
+@triton.jit
+def _composed(at, plane, wanted, dtype: tl.constexpr, RESETS: tl.constexpr, AXIS: tl.constexpr):
+    """The published maps `[R, W]` at the places `wanted`, composed along AXIS as soon as all are there: `[R, 1]`."""
+    gate, state, there = _read(at, plane, wanted, dtype)
+    while tl.min(tl.min(there, 1), 0) == 0:
+        gate, state, there = _read(at, plane, wanted, dtype)
+    return _compose_read(at, plane, wanted, gate, state, there, RESETS, AXIS)
 
 
 @triton.jit
@@ -103,30 +129,52 @@ def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.cons
     window = tile // WINDOW
     n_rows = n_rows.to(tl.int64)
     plane, window_plane = n_rows * tiles, n_rows * windows
-    halves: tl.constexpr = gate.dtype.primitive_bitwidth // 32
-    gates = words + 16  # the ticket has a line of its own
-    states = gates + halves * plane
-    window_gates = states + halves * plane
-    window_states = window_gates + halves * window_plane
+    maps = words + 16  # the ticket has a line of its own
+    window_maps = maps + gate.dtype.primitive_bitwidth // 32 * plane
     slot = row * tiles + tile if LONE else row + n_rows * tile
     if (tile + 1) % WINDOW != 0:
-        _publish(gates + slot, plane, gate, rows)
-        _publish(states + slot, plane, state, rows)
+        _publish(maps + slot, plane, gate, state, rows)
     some = numbers(WINDOW, AXIS)
     gate_own, state_own = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
     if tile > window * WINDOW:
         other = window * WINDOW + some
         at = row * tiles + other if LONE else row + n_rows * other
-        gate_own, state_own = _composed(gates, states, plane, at, rows & (other < tile), gate.dtype, RESETS, AXIS)
+        gate_own, state_own = _composed(maps + at, plane, rows & (other < tile), gate.dtype, RESETS, AXIS)
     if (tile + 1) % WINDOW == 0:
         slot = row * windows + window if LONE else row + n_rows * window
-        _publish(window_gates + slot, window_plane, gate_own * gate, rows)
-        _publish(window_states + slot, window_plane, enter(gate, state, state_own), rows)
+        _publish(window_maps + slot, window_plane, gate_own * gate, enter(gate, state, state_own), rows)
     for begin in range(0, window, WINDOW):
         other = begin + some
         at = row * windows + other if LONE else row + n_rows * other
         gate_of, state_of = _composed(
-            window_gates, window_states, window_plane, at, rows & (other < window), gate.dtype, RESETS, AXIS
+            window_maps + at, window_plane, rows & (other < window), gate.dtype, RESETS, AXIS
         )
         carry = _pass(gate_of, state_of, carry)
     return _pass(gate_own, state_own, carry)
+
+
+@triton.jit
+def carries_in(gate, state, state_back, exchange, WINDOW: tl.constexpr):
+    """States before this program's tile and behind it `[R, 1]`, from the tile's map ahead and that of the way back.
+
+    `exchange` is that of `carry_in`; rows have WINDOW tiles at most, and no state comes in at either end. Of both maps
+    the product of gates is one.
+    """
+    words, row, rows, n_rows, tile, tiles = exchange
+    plane = n_rows.to(tl.int64) * tiles
+    tl.static_assert(gate.dtype.primitive_bitwidth == 32)
+    maps = words + 16 + row * tiles  # the ticket has a line of its own
+    maps_back = maps + plane
+    _publish(maps + tile, plane, gate, state, rows)
+    _publish(maps_back + tile, plane, gate, state_back, rows)
+    some = numbers(WINDOW, 1)
+    earlier, later = rows & (some < tile), rows & (some < tiles - 1 - tile)
+    at, at_back = maps + some, maps_back + (tiles - 1 - some)
+    gate, state, there = _read(at, plane, earlier, gate.dtype)
+    gate_back, state_back, there_back = _read(at_back, plane, later, gate.dtype)
+    while tl.min(tl.min(there & there_back, 1), 0) == 0:
+        gate, state, there = _read(at, plane, earlier, gate.dtype)
+        gate_back, state_back, there_back = _read(at_back, plane, later, gate.dtype)
+    _, before = _compose_read(at, plane, earlier, gate, state, there, False, 1)
+    _, behind = _compose_read(at_back, plane, later, gate_back, state_back, there_back, False, 1)
+    return before, behind

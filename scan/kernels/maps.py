@@ -51,10 +51,10 @@ def numbers(n: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
-def last_of(value, AXIS: tl.constexpr):
-    """The last number along an axis, which is kept: `[R, N]` to `[R, 1]`."""
+def last_of(value, AXIS: tl.constexpr, BACK: tl.constexpr = False):
+    """The last number along an axis, the first if BACK; the axis is kept: `[R, N]` to `[R, 1]`."""
     N: tl.constexpr = value.shape[AXIS]
-    last = tl.sum(tl.where(numbers(N, AXIS) == N - 1, value, 0.0), AXIS)
+    last = tl.sum(tl.where(numbers(N, AXIS) == (0 if BACK else N - 1), value, 0.0), AXIS)
     if value.shape[1 - AXIS] == 1:
         # A scalar has no layout. In that of `[1, 1]` the compiler may scan once more, a whole tile in every thread.
         return tl.full([1, 1], tl.sum(last, 0), value.dtype)

@@ -1,49 +1,71 @@
-"""Both directions of the same gates and tokens, for rows that one tile holds: every tensor is moved once.
+"""Both directions of the same gates and tokens in tiles that hold them at once: every tensor is moved once.
 
 A program loads a tile of R rows as `grouped.py` does for an ascending scan, and scans it from both ends. For the scan
 from the last step the columns of a group are renamed, as there, but groups stay in the threads that hold them: the
 parallel scan over their maps runs the other way, so that what both directions give of a step meets in one register.
 
-Time is contiguous, nothing is packed, and no state comes in. Grid: `cdiv(n_rows, R)`.
+A tile holds whole rows, or one of at most WINDOW pieces of a row, whose programs hand the states of both directions on
+(exchange.py).
+
+Time is contiguous, nothing is packed, and no state comes in. Grid: `cdiv(n_rows, R)`, times the tiles of a row.
 """
 
 import triton
 import triton.language as tl
 
 from scan.kernels.columns import in_scan_order, load_columns, own_columns, place, split_columns, store_columns
-from scan.kernels.maps import compose_both
+from scan.kernels.exchange import carries_in, take_ticket_of_row
+from scan.kernels.maps import compose_both, last_of
 from scan.kernels.rows import own_rows, row_offset, steps_behind
 from scan.kernels.tiles import exponentials
 
 
 @triton.jit
 def mirrored(value):
-    """`[R, N]` with the order of groups reversed, for one warp: a shuffle a group, and two groups a thread by name."""
+    """`[R, N]` with the order of groups reversed, for one warp: a shuffle a group, and groups of a thread by name."""
     R: tl.constexpr = value.shape[0]
     N: tl.constexpr = value.shape[1]
     if N <= 32:
         return tl.gather(value, tl.broadcast_to((tl.arange(0, N) ^ (N - 1))[None, :], [R, N]), 1)
     else:
-        tl.static_assert(N == 64)
-        lane = tl.broadcast_to((tl.arange(0, 32) ^ 31)[None, None, :], [R, 2, 32])
-        early, late = tl.split(tl.permute(tl.gather(tl.reshape(value, [R, 2, 32]), lane, 2), [0, 2, 1]))
-        return tl.reshape(tl.permute(tl.join(late, early), [0, 2, 1]), [R, N])
+        lane = tl.broadcast_to((tl.arange(0, 32) ^ 31)[None, None, :], [R, N // 32, 32])
+        value = tl.reshape(tl.gather(tl.reshape(value, [R, N // 32, 32]), lane, 2), [R, N])
+        value = halves_swapped(value, 64)
+        if N >= 128:
+            value = halves_swapped(value, 128)
+        if N >= 256:
+            value = halves_swapped(value, 256)
+        tl.static_assert(N <= 256)
+        return value
 
 
 @triton.jit
-def enter_whole(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
-    """State before each group `[R, N]` of rows that the tile holds whole, from the groups' maps; from the end if BACK.
+def halves_swapped(value, n: tl.constexpr):
+    """`[R, N]` where the halves of every `n` numbers changed places."""
+    R: tl.constexpr = value.shape[0]
+    N: tl.constexpr = value.shape[1]
+    early, late = tl.split(tl.permute(tl.reshape(value, [R, N // n, 2, n // 2]), [0, 1, 3, 2]))
+    return tl.reshape(tl.permute(tl.join(late, early), [0, 1, 3, 2]), [R, N])
+
+
+@triton.jit
+def scan_groups(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
+    """Maps of all groups up to each `[R, N]`, and the same without it; from the last group on if BACK.
 
     Triton reverses a scan by five shuffles for each value that goes in or comes out, where `mirrored` takes one; across
-    warps a mirror would take shared memory and a dozen barriers.
+    warps a mirror would take shared memory and a dozen barriers. Of one warp maps are mirrored still.
     """
     one = tl.full(gate.shape, 1.0, gate.dtype)
     zero = tl.zeros(gate.shape, gate.dtype)
     if BACK and ONE_WARP:
         gate, state = mirrored(gate), mirrored(state)
-    _, _, gate, state = tl.associative_scan(
-        (gate, state, one, zero), 1, compose_both, reverse=BACK and not ONE_WARP
-    )
+    return tl.associative_scan((gate, state, one, zero), 1, compose_both, reverse=BACK and not ONE_WARP)
+
+
+@triton.jit
+def enter_whole(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
+    """State before each group `[R, N]` of rows that the tile holds whole, from the groups' maps; from the end if BACK."""
+    _, _, gate, state = scan_groups(gate, state, BACK, ONE_WARP)
     # Rows begin with a state of zero, which a first gate that is no number has to meet.
     h = state + gate * 0.0
     if BACK and ONE_WARP:
@@ -52,15 +74,46 @@ def enter_whole(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
 
 
 @triton.jit
-def scan_whole(g, x, V: tl.constexpr, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
-    """States of a tile that holds whole rows, from the last step to the first if BACK. Columns are in time order."""
+def enter_both(map_ahead, map_back, exchange, WINDOW: tl.constexpr, ONE_WARP: tl.constexpr):
+    """State before each group `[R, N]` in either direction, from the groups' maps in each.
+
+    Of rows that programs share (WINDOW), what other tiles hold comes in.
+    """
+    if WINDOW == 0:
+        return (
+            enter_whole(map_ahead[0], map_ahead[1], False, ONE_WARP),
+            enter_whole(map_back[0], map_back[1], True, ONE_WARP),
+        )
+    else:
+        gate_all, state_all, gate, state = scan_groups(map_ahead[0], map_ahead[1], False, ONE_WARP)
+        _, back_all, gate_back, state_back = scan_groups(map_back[0], map_back[1], True, ONE_WARP)
+        of_tile = last_of(gate_all, 1), last_of(state_all, 1), last_of(back_all, 1, not ONE_WARP)
+        before, behind = carries_in(of_tile[0], of_tile[1], of_tile[2], exchange, WINDOW)
+        h_back = state_back + gate_back * behind
+        if ONE_WARP:
+            h_back = mirrored(h_back)
+        return state + gate * before, h_back
+
+
+@triton.jit
+def group_maps(g, x, V: tl.constexpr, BACK: tl.constexpr, WINDOW: tl.constexpr):
+    """The map of each group, from its last step on if BACK. Columns are in time order."""
     g, x = in_scan_order(g, V, BACK), in_scan_order(x, V, BACK)
     state = x[0]
+    if WINDOW > 0:
+        # No other gate is missing in the state: one that is not finite shows there, however the map is composed.
+        state = g[0] * 0.0 + x[0]
     gate = g[0]
     for k in tl.static_range(1, V):
         state = g[k] * state + x[k]
         gate = gate * g[k]
-    h = enter_whole(gate, state, BACK, ONE_WARP)
+    return gate, state
+
+
+@triton.jit
+def states_from(h, g, x, V: tl.constexpr, BACK: tl.constexpr):
+    """States of a tile from those before its groups; columns in time order."""
+    g, x = in_scan_order(g, V, BACK), in_scan_order(x, V, BACK)
     states = ()
     for k in tl.static_range(V):
         h = g[k] * h + x[k]
@@ -69,21 +122,38 @@ def scan_whole(g, x, V: tl.constexpr, BACK: tl.constexpr, ONE_WARP: tl.constexpr
 
 
 @triton.jit
-def scan_whole_backward(g, d, V: tl.constexpr, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
-    """Gradients of the tokens of `scan_whole`, which BACK meets from the last step to the first."""
+def group_maps_backward(g, d, V: tl.constexpr, BACK: tl.constexpr):
+    """The map of each group for what flows through it, from its last step on if BACK. Columns are in time order."""
     g, d = in_scan_order(g, V, BACK), in_scan_order(d, V, BACK)
     gate = g[0]
     d_x = d[0]
     for k in tl.static_range(1, V):
         d_x = g[k - 1] * d_x + d[k]
         gate = gate * g[k]
-    u = enter_whole(gate, g[V - 1] * d_x, BACK, ONE_WARP)
+    return gate, g[V - 1] * d_x
+
+
+@triton.jit
+def gradients_from(u, g, d, V: tl.constexpr, BACK: tl.constexpr):
+    """Gradients of the tokens of a tile from what flows into its groups; columns in time order."""
+    g, d = in_scan_order(g, V, BACK), in_scan_order(d, V, BACK)
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = u + d[k]
         u = g[k] * d_x
         d_tokens = d_tokens + (d_x,)
     return in_scan_order(d_tokens, V, BACK)
+
+
+@triton.jit
+def own_tile(exchange_ptr, T, BLOCK: tl.constexpr, WINDOW: tl.constexpr):
+    """The block of rows and the tile of this program, and how many tiles a row has."""
+    if WINDOW == 0:
+        return tl.program_id(0), 0, 1
+    else:
+        tiles = tl.cdiv(T, BLOCK)
+        block, tile = take_ticket_of_row(exchange_ptr, tiles)
+        return block, tile, tiles
 
 
 @triton.jit
@@ -138,15 +208,18 @@ def store_whole(pointer, base, stride, group, phase, where, columns, V: tl.const
 )  # fmt: skip
 def forward_shared(
     gates_ptr, tokens_ptr, states_ptr, states_reverse_ptr, sum_ptr, final_ptr, final_reverse_ptr,
+    exchange_ptr,
     C, T, n_rows,
     gates_b, gates_c, gates_t, tokens_b, tokens_c, tokens_t, states_b, states_c, states_t,
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr,
     LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
-    STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr,
+    STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr, WINDOW: tl.constexpr,
 ):
     """States of both directions, their sum, and the states after the last step of each: those that are wanted."""
-    b, c, row, rows = own_rows(tl.program_id(0), C, n_rows, R, False, EVEN_ROWS)
+    block, tile, tiles = own_tile(exchange_ptr, T, N * V, WINDOW)
+    b, c, row, rows = own_rows(block, C, n_rows, R, False, EVEN_ROWS)
+    exchange = (exchange_ptr, row, rows, n_rows, tile, tiles)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, False)
     tokens_base = row_offset(b, c, row, tokens_b, tokens_c, FLAT, False)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, False)
@@ -160,8 +233,11 @@ def forward_shared(
             steps_behind(gates_base, rows, gates_b, gates_c, C, n_rows, V),
             steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V),
         )
-    position = group * V - phase
-    where = (tl.zeros([], TIME), position, T, rows, spare)
+    start = tl.zeros([], TIME)
+    if WINDOW > 0:
+        start = tile.to(TIME) * (N * V)
+    position = start + group * V - phase
+    where = (start, position, T, rows, spare)
     g = load_whole(
         gates_ptr, gates_base, gates_t, group, phase, where, 0.0 if LOG else 1.0, V, GATES_VECTOR, EVEN, WHOLE,
         STATE,
@@ -170,8 +246,9 @@ def forward_shared(
         tokens_ptr, tokens_base, tokens_t, group, phase, where, 0.0, V, TOKENS_VECTOR, EVEN, WHOLE, STATE
     )
     g = exponentials(g, V, LOG)
-    ahead = scan_whole(g, x, V, False, ONE_WARP)
-    back = scan_whole(g, x, V, True, ONE_WARP)
+    map_ahead, map_back = group_maps(g, x, V, False, WINDOW), group_maps(g, x, V, True, WINDOW)
+    before, behind = enter_both(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
+    ahead, back = states_from(before, g, x, V, False), states_from(behind, g, x, V, True)
     if states_ptr is not None:
         store_whole(states_ptr, states_base, states_t, group, phase, where, ahead, V, STATES_VECTOR, EVEN, WHOLE)
         store_whole(states_reverse_ptr, states_base, states_t, group, phase, where, back, V, STATES_VECTOR, EVEN, WHOLE)
@@ -181,8 +258,9 @@ def forward_shared(
             added = added + (ahead[k] + back[k],)
         store_whole(sum_ptr, states_base, states_t, group, phase, where, added, V, STATES_VECTOR, EVEN, WHOLE)
     if final_ptr is not None:
-        tl.store(final_ptr + row, state_at(T - 1, ahead, position, V, EVEN, V - 1), mask=rows)
-        tl.store(final_reverse_ptr + row, state_at(0, back, position, V, EVEN, 0), mask=rows)
+        last, first = state_at(T - 1, ahead, position, V, EVEN, V - 1), state_at(0, back, position, V, EVEN, 0)
+        tl.store(final_ptr + row, last, mask=rows & (tile == tiles - 1))
+        tl.store(final_reverse_ptr + row, first, mask=rows & (tile == 0))
 
 
 @triton.jit(
@@ -193,6 +271,7 @@ def forward_shared(
 )  # fmt: skip
 def backward_shared(
     gates_ptr, states_ptr, states_reverse_ptr, d_states_ptr, d_states_reverse_ptr, d_gates_ptr, d_tokens_ptr,
+    exchange_ptr,
     C, T, n_rows,
     gates_b, gates_c, gates_t, states_b, states_c, states_t, d_states_b, d_states_c, d_states_t,
     d_gates_b, d_gates_c, d_gates_t, d_tokens_b, d_tokens_c, d_tokens_t,
@@ -200,10 +279,12 @@ def backward_shared(
     LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
-    STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr,
+    STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr, WINDOW: tl.constexpr,
 ):
     """Gradients of `forward_shared`, added over both directions; one `d_states` is that of both, as of a sum."""
-    b, c, row, rows = own_rows(tl.program_id(0), C, n_rows, R, False, EVEN_ROWS)
+    block, tile, tiles = own_tile(exchange_ptr, T, N * V, WINDOW)
+    b, c, row, rows = own_rows(block, C, n_rows, R, False, EVEN_ROWS)
+    exchange = (exchange_ptr, row, rows, n_rows, tile, tiles)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, False)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, False)
     d_states_base = row_offset(b, c, row, d_states_b, d_states_c, FLAT, False)
@@ -221,8 +302,11 @@ def backward_shared(
         )
         if d_gates_ptr is not None:
             spare = tl.minimum(spare, steps_behind(states_base, rows, states_b, states_c, C, n_rows, V))
-    position = group * V - phase
-    where = (tl.zeros([], TIME), position, T, rows, spare)
+    start = tl.zeros([], TIME)
+    if WINDOW > 0:
+        start = tile.to(TIME) * (N * V)
+    position = start + group * V - phase
+    where = (start, position, T, rows, spare)
     g = load_whole(
         gates_ptr, gates_base, gates_t, group, phase, where, 0.0 if LOG else 1.0, V, GATES_VECTOR, EVEN, WHOLE, STATE
     )
@@ -249,8 +333,10 @@ def backward_shared(
             load_next(states_reverse_ptr, states_base, states_t, position + V, T, rows, V, STATE),
         )
     g = exponentials(g, V, LOG)
-    ahead = scan_whole_backward(g, d, V, True, ONE_WARP)
-    back = scan_whole_backward(g, d_reverse, V, False, ONE_WARP)
+    # What flows back through a direction meets the steps in the other one.
+    map_ahead, map_back = group_maps_backward(g, d, V, True), group_maps_backward(g, d_reverse, V, False)
+    before, behind = enter_both(map_back, map_ahead, exchange, WINDOW, ONE_WARP)
+    ahead, back = gradients_from(behind, g, d, V, True), gradients_from(before, g, d_reverse, V, False)
     if d_tokens_ptr is not None:
         added = ()
         for k in tl.static_range(V):

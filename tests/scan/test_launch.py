@@ -116,7 +116,7 @@ def test_programs_share_few_long_rows(kernels: dict[str, Kernel]) -> None:
             assert tiles == -(-T // (bound["N"] * bound["V"])) and programs % n_rows == 0
             exchange = bound["exchange_ptr"]
             assert exchange.dtype == torch.int64 and not exchange.any()
-            assert len(exchange) == 16 + 2 * n_rows * (tiles + -(-tiles // bound["WINDOW"]))
+            assert len(exchange) == 16 + n_rows * (tiles + -(-tiles // bound["WINDOW"]))
 
 
 def test_whatever_decides_a_launch_is_bound_anew(kernels: dict[str, Kernel]) -> None:
