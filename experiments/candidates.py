@@ -9,8 +9,8 @@ A row of T steps is ceil(T / width) groups of 16 bytes each. Tried are, for time
 - stages: 1 where one tile holds a row, 1 and 3 where up to four do, else 3; where rows are packed 3, and where they end
   within a tile also 4 for one warp.
 
-For rows so few and long that programs share them, a tile a program: 128 to 1024 groups, num_warps 2 to 16, such that a
-thread holds 1 to 8 groups; where it holds 8 also with at most 128 registers a thread.
+For rows so few and long that programs share them, a tile a program: 128 to 1024 groups, num_warps 1 to 16, such that a
+thread holds 1 to 8 groups; where it holds 4 or 8 also with at most 128 registers a thread.
 
 For long rows, 384 to 703 of them, that are a whole number of tiles: 128 to 1024 groups, num_warps 1 to 16, such that a
 thread holds 1, 2 or 4 groups; stages 2, 3 and 4, as far as shared memory has room.
@@ -20,6 +20,9 @@ For both directions of the same gates and tokens, a tile a row, whose groups fol
 - num_warps: 1 to 32, such that a thread holds 1, 2, 4 or 8 groups of at most 32 steps together;
 - rows: 1, and where a row has at most 32 groups, a warp's, also 2 and 4 of them in one warp;
 - registers: as many as the compiler likes, and where a thread holds 16 steps or more also at most 80, 96 and 128.
+
+For both directions of longer rows, a tile a program: 128 to 512 groups, num_warps 1 to 4, such that a thread holds 16
+or 32 steps, or 64 of 2 bytes; registers as many as the compiler likes, and at most 128 and 168.
 
 For channels last, tiles of which a thread holds 16 or 32 elements, in groups of 8 or 16 steps:
 
@@ -58,6 +61,8 @@ _MANY_CHANNELS = 8192
 # Elements of one tensor that run ahead in shared memory.
 _LEAST_AHEAD, _MOST_AHEAD = 8192, 32768
 _MANY_ROWS = 12288
+# Steps of the longest rows of which one scan of both directions is made.
+_MOST_SHARED = 2**17
 
 
 def launch_shape(case: Case) -> dict[str, Any]:
@@ -86,12 +91,12 @@ def present(
 ) -> Tile | None:
     """What scan/tuning.py, or another `chooser` like it, chooses; `channels` of a batch entry where those are last.
 
-    Both directions have a choice of their own where they are `shared` and one tile holds a row; None elsewhere.
+    Both directions have a choice of their own where they are `shared`; None elsewhere, and where two scans are as fast.
     """
     if directions != DIRECTIONS[0]:
         if directions != "shared" or channels is not None:
             return None
-        return chooser.shared(T, itemsize, backward=backward, even=T * itemsize % 16 == 0)
+        return chooser.shared(T, itemsize, backward=backward, even=T * itemsize % 16 == 0, n_rows=n_rows)
     if channels is not None:
         return chooser.channels_last(T, channels, itemsize, backward=backward, n_rows=n_rows)
     return chooser.time_contiguous(
@@ -114,7 +119,7 @@ def candidates(
     if chosen is None:
         return []
     if directions != DIRECTIONS[0]:
-        found = _both_directions(chosen)
+        found = _both_shared(itemsize) if chosen.window else _both_directions(chosen)
     elif channels is not None:
         found = _channels_last(itemsize, n_rows < _MANY_CHANNELS, chosen.window)
     elif chosen.window:
@@ -151,10 +156,10 @@ def _time_contiguous(T: int, itemsize: int, packed: bool) -> list[Tile]:
 
 def _split(itemsize: int, window: int) -> list[Tile]:
     found, width = [], 16 // itemsize
-    for groups, num_warps in product((128, 256, 512, 1024), (2, 4, 8, 16)):
+    for groups, num_warps in product((128, 256, 512, 1024), WARPS):
         each = groups // (32 * num_warps)
         if groups * width <= tuning.LARGEST_TILE and each in (1, 2, 4, 8):
-            for registers in (None, 128) if each == 8 else (None,):
+            for registers in (None, 128) if each >= 4 else (None,):
                 found.append(Tile(1, groups, width, num_warps, registers=registers, window=window))
     return found
 
@@ -179,6 +184,17 @@ def _both_directions(chosen: Tile) -> list[Tile]:
             continue
         limits = (None, 80, 96, 128) if each * width >= _STEPS_THAT_CROWD else (None,)
         found += [Tile(rows, groups, width, num_warps, registers=registers) for registers in limits]
+    return found
+
+
+def _both_shared(itemsize: int) -> list[Tile]:
+    """Tiles that programs share, at most as many a row as one reads the maps of at once."""
+    found, width = [], 16 // itemsize
+    for groups, num_warps, registers in product((128, 256, 512), (1, 2, 4), (None, 128, 168)):
+        steps = groups * width // (32 * num_warps)
+        if steps in (16, 32, 64)[: 2 if itemsize == 4 else 3] and (num_warps > 1 or groups <= 256):
+            window = _MOST_SHARED // (groups * width)
+            found.append(Tile(1, groups, width, num_warps, registers=registers, window=window))
     return found
 
 

@@ -30,8 +30,8 @@ from scan.tuning import Tile
 
 AT_ONCE = 4
 _NO_TABLE = (
-    "Both directions have tables where time is contiguous and one tile holds a row of the same tensors, and those are "
-    "measured with directions: shared."
+    "Both directions have tables where time is contiguous and one launch scans the same tensors both ways, and those "
+    "are measured with directions: shared."
 )
 
 

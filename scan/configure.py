@@ -143,10 +143,15 @@ def _configure_real(
         n_exchanged = 16 + maps * (2 if accumulate == torch.float64 else 1)
     constants["STATE"] = tl.float64 if accumulate == torch.float64 else tl.float32
     constants["TIME"] = tl.int64 if sizes.T > 2**30 else tl.int32
+    return Launch(getattr(entries, name), (programs, 1, 1), arguments, constants | compile_options(config), n_exchanged)
+
+
+def compile_options(config: tuning.Tile) -> dict[str, Any]:
+    """What the compiler is told beside a kernel's constants."""
     options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
     if config.registers is not None and torch.version.hip is None:
         options["maxnreg"] = config.registers
-    return Launch(getattr(entries, name), (programs, 1, 1), arguments, constants | options, n_exchanged)
+    return options
 
 
 def _described(name: str, axes: list[Axes | None], table: Table, dim: int) -> tuple[Axes, Sizes, tuple[int, ...], bool]:
@@ -243,14 +248,26 @@ def triton_language() -> ModuleType:
 
 def _shared_bytes(tensor: Tensor) -> int:
     """Bytes of shared memory that a program may have on the GPU for which a kernel is compiled."""
+    properties = _properties(tensor)
+    return 2**31 if properties is None else properties["max_shared_mem"]
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """How many that GPU has; Triton's interpreter, which runs one program after another, has none."""
+    properties = _properties(tensor)
+    return 0 if properties is None else properties["multiprocessor_count"]
+
+
+def _properties(tensor: Tensor) -> dict[str, int] | None:
+    """What Triton knows of the GPU for which a kernel is compiled; None in its interpreter."""
     import triton
 
     if triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
-        return 2**31
+        return None
     from triton.runtime.driver import driver
 
     active: Any = driver.active
-    return active.utils.get_device_properties(max(0, tensor.get_device()))["max_shared_mem"]
+    return active.utils.get_device_properties(max(0, tensor.get_device()))
 
 
 _LABELS = {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from scan import launch, tuning
+from scan import configure, launch, tuning
 from scan.configure import Axes, Launch, Sizes, same_phase, triton_language
 from scan.launch import Plan, Work
 
@@ -38,20 +38,25 @@ def serves(gates: Tensor, tokens: Tensor, dim: int) -> bool:
     if _tile(tokens, True, backward=False) is None:
         return False
     states = Axes.of(torch.empty_like(tokens, device="meta"), -1)
-    tile = _tile(tokens, _even(states), backward=False)
-    if states.t != 1 or tile is None or not all(Axes.of(t, -1).tensor is t for t in (gates, tokens)):
-        return False
-    return tile.window == 0 or _side_by_side(tokens) >= tile.window
+    return (
+        states.t == 1
+        and _tile(tokens, _even(states), backward=False) is not None
+        and all(Axes.of(t, -1).tensor is t for t in (gates, tokens))
+    )
 
 
 def _tile(like: Tensor, even: bool, *, backward: bool) -> tuning.Tile | None:
+    """The tile for rows like these, if the GPU has room for all programs of a row that wait for each other."""
     sizes = Sizes.of(like, -1)
-    return tuning.shared(sizes.T, like.element_size(), backward=backward, even=even, n_rows=sizes.rows)
+    tile = tuning.shared(sizes.T, like.element_size(), backward=backward, even=even, n_rows=sizes.rows)
+    if tile is None or tile.window == 0:
+        return tile
+    room = configure.multiprocessors(like) * tuning.programs_at_once(tile)
+    return tile if _tiles(sizes.T, tile) <= room else None
 
 
-def _side_by_side(tokens: Tensor) -> int:
-    """How many programs run at once at least, and so can wait for one another. Triton's interpreter runs one by one."""
-    return torch.cuda.get_device_properties(tokens.device).multi_processor_count if tokens.is_cuda else 1
+def _tiles(T: int, tile: tuning.Tile) -> int:
+    return -(-T // tile.steps)
 
 
 def forward(
@@ -149,7 +154,9 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     config = _tile(like, even, backward=backward)
     if config is None or states.tensor is not like or states.t != 1 or not in_place:
         return None
-    V, tiles = config.width, -(-sizes.T // config.steps) if config.window else 1
+    V, tiles, window = config.width, _tiles(sizes.T, config), 0
+    if config.window:
+        window = max(32, 1 << (tiles - 1).bit_length())
     tl = triton_language()
     from scan.kernels import shared as kernels
 
@@ -160,13 +167,15 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     constants["FLAT"] = sizes.B == 1 or all(a.b == sizes.C * a.c for a in present)
     for label, a in taken.items():
         constants[f"{label}_VECTOR"] = a is not None and a.t == 1 and same_phase(a, states, V)
-    constants |= {"STATE": tl.float32, "TIME": tl.int32, "ONE_WARP": config.num_warps == 1 and config.groups <= 256, "WINDOW": config.window}
+    constants |= {
+        "STATE": tl.float32,
+        "TIME": tl.int32,
+        "ONE_WARP": config.num_warps == 1 and config.groups <= 256,
+        "WINDOW": window,
+    }
     strides = [stride for a in taken.values() for stride in ((0, 0, 0) if a is None else a.strides)]
     arguments = (sizes.C, sizes.T, sizes.rows, *strides)
-    options: dict[str, Any] = {"num_warps": config.num_warps, "enable_fp_fusion": True}
-    if config.registers is not None and torch.version.hip is None:
-        options["maxnreg"] = config.registers
     grid = (-(-sizes.rows // config.rows) * tiles, 1, 1)
     # A ticket, with a line of its own, and a map of each tile in each direction.
     n_exchanged = 16 + 2 * sizes.rows * tiles if config.window else 0
-    return Launch(getattr(kernels, name), grid, arguments, constants | options, n_exchanged)
+    return Launch(getattr(kernels, name), grid, arguments, constants | configure.compile_options(config), n_exchanged)

@@ -10,9 +10,9 @@ It computes whether integers overflow, and only in debug mode says so. Here it d
 
 It writes down a table of all dtypes whenever it looks one up. Here each is looked up once.
 
-It runs one program after another, so that one which waits for a later one would wait for ever. Here a program whose wait
-is in vain (a volatile load of words that are zero, as `scan/kernels/exchange.py` waits for them) lets those which have
-not begun run first; where none is left, the launch ends in an exception.
+It runs one program after another, so that one which waits for a later one would wait for ever. Here a program whose
+wait is in vain (a volatile load of words that are zero, as `scan/kernels/exchange.py` waits for them) lets those which
+have not begun run first; where none is left, the launch ends in an exception.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def quicken() -> bool:
 
 
 class _Programs:
-    """A kernel as the executor calls it, once a program: all begin when the last is there, in order or when waited for."""
+    """A kernel as the executor calls it, once a program: all begin when the last is there, or when waited for."""
 
     under_way: _Programs | None = None
 
@@ -114,6 +114,11 @@ def _numpy_dtype(kind: Any) -> np.dtype[Any]:
     """NumPy's dtype of a scalar, a pointer, or a block of either."""
     scalar = kind.element_ty if isinstance(kind, tl.block_type) else kind
     return np.dtype(np.uint64) if isinstance(scalar, tl.pointer_type) else _of_scalar(scalar)
+
+
+def waits() -> bool:
+    """Whether a program can wait for one that has not begun."""
+    return interpreter.GridExecutor is _Executor
 
 
 @contextmanager

@@ -132,13 +132,14 @@ class Ours(AutogradProvider):
         return {"strategy": strategy, "configuration": {name: each._asdict() for name, each in chosen.items()}}
 
     def shared_tile(self, case: Case, *, backward: bool) -> tuning.Tile | None:
-        """The tile that holds a row of both directions of the same tensors, where one does."""
+        """The tile of both directions of the same tensors, where they have one."""
         from scan import tuning
 
         itemsize = DTYPES[case.dtype].itemsize
         if case.directions not in ("shared", "shared_sum") or case.dim != -1:
             return None
-        return tuning.shared(case.T, itemsize, backward=backward, even=case.T * itemsize % 16 == 0)
+        even, n_rows = case.T * itemsize % 16 == 0, case.B * case.C
+        return tuning.shared(case.T, itemsize, backward=backward, even=even, n_rows=n_rows)
 
 
 def implementation_for(inputs: Inputs) -> ModuleType:

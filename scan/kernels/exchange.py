@@ -9,13 +9,13 @@ order, and with it the rounding, differs from run to run.)
 Progress. Programs take tickets, and wait only for programs with earlier ones. Those have begun, and all that is assumed
 is that a program which has begun is not held up for ever by others which wait: CUDA's resident blocks are not.
 
-Where a row is scanned in both directions, its programs wait for one another. Their tickets are neighbours, so of all
-programs that wait some row's have the earliest tickets, and those of that row which have not begun are next: all that is
-assumed beside is that a GPU has room for the programs of one row. There are as many as WINDOW, at most, which read the
-maps of all others at once.
+Where a row is scanned in both directions, its programs wait for one another. Their tickets are neighbours, so of the
+rows that are under way one has the earliest, and its programs that have not begun are next to begin: all that is
+assumed beside is that a GPU has room for the programs of one row, which the host sees to. A row has at most WINDOW,
+each of which reads the maps of all others at once.
 
-A map is published in one word of 64 bits, a gate and a state, or in two where a number has 64 bits itself. Words are read
-and written whole, and zero until then: nothing depends on the order in which two writes are seen.
+A map is published in one word of 64 bits, a gate and a state, or in two where a number has 64 bits itself. Words are
+read and written whole, and zero until then: nothing depends on the order in which two writes are seen.
 """
 
 import triton

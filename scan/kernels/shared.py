@@ -64,7 +64,7 @@ def scan_groups(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
 
 @triton.jit
 def enter_whole(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
-    """State before each group `[R, N]` of rows that the tile holds whole, from the groups' maps; from the end if BACK."""
+    """State before each group `[R, N]` of rows that the tile holds whole, from their maps; from the end if BACK."""
     _, _, gate, state = scan_groups(gate, state, BACK, ONE_WARP)
     # Rows begin with a state of zero, which a first gate that is no number has to meet.
     h = state + gate * 0.0

@@ -83,7 +83,7 @@ class _Driver:
         return self
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": self.shared}
+        return {"max_shared_mem": self.shared, "multiprocessor_count": 80}
 
     def get_current_target(self) -> Any:
         return self.target

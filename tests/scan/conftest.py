@@ -25,6 +25,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Kernel]:
     monkeypatch.setattr(launch, "_plans", {})
     # That of an H200: without a GPU there is none to ask.
     monkeypatch.setattr(configure, "_shared_bytes", lambda tensor: 232_448)
+    monkeypatch.setattr(configure, "multiprocessors", lambda tensor: 132)
     stand_ins = {}
     for module, name in (
         *((entries, name) for name in ("forward", "backward", "forward_both", "backward_both")),

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.codegen
 OLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)
 # What is read and written of tensors as long as the rows.
 FORMS = {"each": (2, 2), "sum": (2, 1), "sum and each": (2, 3), "backward": (5, 2), "backward of a sum": (4, 2)}
-# The longest rows, and the longest that begin or end within a group: of 512 groups.
+# The longest rows of one tile forward, and the longest that begin or end within a group: of 512 groups.
 LONGEST = {torch.float32: 8192, torch.bfloat16: 8192}
 LONGEST_CUT = {torch.float32: 2048, torch.bfloat16: 4096}
 # Registers of a thread, backward by the steps of a row that it holds, and of rows that end within a group: with 128
@@ -28,11 +28,11 @@ REGISTERS, REGISTERS_BACKWARD, REGISTERS_CUT = 128, {4: 128, 8: 128, 16: 168, 32
 # longest row of the tile.
 SPILLED_CAPPED = {
     (torch.float32, 2048): 8, (torch.float32, 4096): 48, (torch.float32, 8192): 80,
-    (torch.bfloat16, 128): 8 if OLD else 0, (torch.bfloat16, 4096): 0, (torch.bfloat16, 8192): 16,
+    (torch.bfloat16, 128): 8 if OLD else 0, (torch.bfloat16, 4096): 40, (torch.bfloat16, 8192): 16,
 }  # fmt: skip
-# The same where nothing is capped and 255 are too few, backward in the largest tile of 4 bytes: one address where rows
-# fill it, a few where they do not.
-SPILLED_LARGEST, SPILLED_LARGEST_PARTLY = 8, 32
+# The same of rows that programs share, forward and backward, and more elsewhere.
+SPILLED_LONG = {torch.float32: (16, 8), torch.bfloat16: (104, 56)}
+SPILLED_LONG_ELSEWHERE = 40
 # More on other targets than that of the tables, and of rows that end within a group: an address.
 SPILLED_ELSEWHERE = 8
 
@@ -75,7 +75,7 @@ class Kernel(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        return self.T == self.tile.groups * self.tile.width
+        return self.T == self.tile.steps
 
     @property
     def pairs(self) -> int:
@@ -87,6 +87,8 @@ class Kernel(NamedTuple):
             return REGISTERS_CUT
         if not self.backward:
             return self.tile.registers or REGISTERS
+        if self.tile.registers is not None:
+            return self.tile.registers
         steps = self.pairs * self.tile.width
         if steps == 32 and self.dtype == torch.bfloat16 and self.whole and target == "sm_90":
             steps = 16  # three programs fit still
@@ -96,10 +98,10 @@ class Kernel(NamedTuple):
         """Bytes that may be spilled."""
         longest = self.dtype, self.tile.groups * self.tile.width
         spilled = 0 if target == "sm_90" and self.even else SPILLED_ELSEWHERE
+        if self.tile.window:
+            return SPILLED_LONG[self.dtype][self.backward] + (0 if target == "sm_90" else SPILLED_LONG_ELSEWHERE)
         if self.tile.registers is not None:
             return spilled + SPILLED_CAPPED[longest]
-        if self.backward and longest == (torch.float32, 8192):
-            return spilled + (SPILLED_LARGEST if self.whole else SPILLED_LARGEST_PARTLY)
         return spilled
 
     @property
@@ -114,7 +116,15 @@ class Kernel(NamedTuple):
         mirror = 3 if self.tile.num_warps == 1 else 40
         sums = 2 * (rounds + self.tile.num_warps.bit_length() - 1) * self.tile.rows if self.final else 0
         ends = 0 if self.even else 4 * (self.tile.rows - 1) * 3
-        return self.pairs * (2 * (4 * rounds + 8) + mirror) + sums + ends
+        return self.pairs * (2 * (4 * rounds + 8) + mirror) + sums + ends + self.exchange
+
+    @property
+    def exchange(self) -> int:
+        """Where programs share a row: three sums, and two scans of the maps of all with a sum each."""
+        if self.tile.window == 0:
+            return 0
+        held = max(1, -(-self.T // self.tile.steps) // 32)
+        return 3 * 8 + 2 * (held * 2 * 7 + 8)
 
 
 # Rows that fill a tile. Of the forms that hold all of the others, also rows that end within a group, and rows that fill
@@ -126,7 +136,10 @@ KERNELS = [
     if (T := 2**power - step) <= (LONGEST if step == 0 else LONGEST_CUT)[dtype] and (step == 0 or form in LARGE)
 ]
 KERNELS += [Kernel(form, T, dtype) for form, dtype, T in itertools.product(LARGE, LONGEST, (3072, 6144))]
-SOME = [k for k in KERNELS if k.T in (256, 8192) and k.form in LARGE]
+# Rows that programs share: tiles that are whole, and not, and as many as there may be.
+KERNELS += [Kernel(form, 16_384, dtype) for form, dtype in itertools.product(FORMS, LONGEST)]
+KERNELS += [Kernel(form, T, dtype) for form, dtype, T in itertools.product(LARGE, LONGEST, (5000, 131_072))]
+SOME = [k for k in KERNELS if k.T in (256, 8192, 16_384) and k.form in LARGE]
 
 
 def _check(target: str, kernel: Kernel) -> Code:
@@ -136,7 +149,7 @@ def _check(target: str, kernel: Kernel) -> Code:
     assert code.spilled <= kernel.spilled(target) and code.registers <= kernel.registers(target)
     # Triton before 3.7 scans tiles of several rows once more, in the layout of each of two results.
     again = 2.5 if OLD and tile.rows > 1 else 1
-    assert code.scans <= 2 * again and code.shuffles <= kernel.shuffles * again
+    assert code.scans <= (4 if tile.window else 2) * again and code.shuffles <= kernel.shuffles * again
     assert code.wide_loads == reads * kernel.pairs and code.wide_stores == writes * kernel.pairs
     if kernel.even:
         # Beside whole groups a final state of each direction, or a state of either for each group, asked for as one of
@@ -144,8 +157,12 @@ def _check(target: str, kernel: Kernel) -> Code:
         V = tile.width
         assert code.loads == code.wide_loads + (2 * V * kernel.pairs if kernel.backward else 0)
         assert code.stores == code.wide_stores + (2 if kernel.final else 0)
-    # Two scans, and two sums, each a meeting before and one after; a mirror of one warp meets nobody.
-    assert code.barriers <= (0 if tile.num_warps == 1 else 10 if kernel.final else 4)
+    # Two scans, and two sums, each a meeting before and one after; a mirror of one warp meets nobody. Where programs
+    # share a row they are told the ticket, and the scans and sums of the exchange meet too.
+    barriers = 0 if tile.num_warps == 1 else 10 if kernel.final else 4
+    if tile.window:
+        barriers = 1 if tile.num_warps == 1 else barriers + 24
+    assert code.barriers <= barriers
     return code
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,23 +83,27 @@ def test_gradients_through_an_exported_program(contract_device: torch.device) ->
 
 
 @pytest.fixture
-def cpp_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """g++ links the C++ library that PyTorch uses, also where it would find a static one only.
+def compiler(tmp_path: Path) -> Iterator[None]:
+    """g++ that links the C++ library PyTorch has loaded, also where a static one is all that it would find.
 
-    A package that brings its own copy crashes as it is loaded (signal 11, seen on the H200's machine): some identities of
-    locale facets are then of one copy and some of the other, and PyTorch's loader reads a device's name by `std::regex`.
+    A package that brings its own copy crashes as it is loaded (signal 11, seen on the H200's machine): some identities
+    of locale facets are then of one copy and some of the other, and what is loaded reads a name by `std::regex`.
     """
+    found = shutil.which("g++")
+    if found is None:
+        pytest.skip("packaging ahead of time takes a C++ compiler, g++")
     loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libstdc++.so" in line}
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "libstdc++.so").symlink_to(loaded.pop())
-    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path / "lib"), prepend=os.pathsep)
+    (tmp_path / "libstdc++.so").symlink_to(loaded.pop())
+    path = tmp_path / "g++"
+    path.write_text(f'#!/bin/sh\nexec {found} -L{tmp_path} "$@"\n')
+    path.chmod(0o755)
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(path))}):
+        yield
 
 
 def test_a_package_compiled_ahead_of_time_runs_in_another_process(
-    contract_device: torch.device, tmp_path: Path, cpp_library: None
+    contract_device: torch.device, tmp_path: Path, compiler: None
 ) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("packaging ahead of time takes a C++ compiler, g++")
     package = torch._inductor.aoti_compile_and_package(
         _exported(contract_device), package_path=str(tmp_path / "layer.pt2")
     )

@@ -120,8 +120,10 @@ def test_some_long_rows_have_tiles_of_which_all_rows_fit_at_once(itemsize: int, 
     assert chosen(16_385, 384) == chosen(16_385, 704) and chosen(16_385, 383).window
 
 
-# The longest rows of each tile of both directions.
+# The longest rows of each tile of both directions; of the last, forward alone.
 SHARED_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+# The most steps that programs share.
+SHARED_MOST = 2**17
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -129,22 +131,36 @@ SHARED_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 def test_both_directions_of_a_row_take_the_smallest_tile_that_holds_it(itemsize: int, backward: bool) -> None:
     width = 16 // itemsize
     # Backward meets what forward took.
-    for T, even in itertools.product(range(1, 8300), (False, True)):
+    for T, even in itertools.product((*range(1, 8300), SHARED_MOST, SHARED_MOST + 1), (False, True)):
         forward, back = (tuning.shared(T, itemsize, backward=b, even=even) for b in (False, True))
         assert (forward is None) is (back is None)
-    for shorter, longest in itertools.pairwise((0, *SHARED_LENGTHS)):
-        # Of the largest tile rows have to fill three quarters, or two scans are as fast.
+    for shorter, longest in itertools.pairwise((0, *SHARED_LENGTHS[: -1 if backward else None])):
+        # Of the largest tile rows have to fill three quarters, or programs that share them are as fast.
         least = 6144 if longest == 8192 else shorter + 1
         for T in {least, least + width, longest - width, longest}:
             tile = tuning.shared(T, itemsize, backward=backward, even=True)
-            assert tile is not None and tile.groups * tile.width == longest and tile.width == width
+            assert tile is not None and tile.steps == longest and tile.width == width
             assert tile.stages == 1 and tile.window == 0
-            # A warp has no thread without a group, and one warp mirrors 64 groups at most.
-            assert tile.rows * tile.groups >= 32 * tile.num_warps and (tile.num_warps > 1 or tile.groups <= 64)
-        if longest == 8192:
-            assert all(tuning.shared(T, itemsize, backward=backward, even=True) is None for T in (4097, 6143))
-    for T in (8193, 16_384, 2**24):
-        assert tuning.shared(T, itemsize, backward=backward, even=True) is None
+            # A warp has no thread without a group, and one warp mirrors 256 groups at most.
+            assert tile.rows * tile.groups >= 32 * tile.num_warps and (tile.num_warps > 1 or tile.groups <= 256)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_both_directions_of_longer_rows_are_shared_by_programs(itemsize: int, backward: bool) -> None:
+    def chosen(T: int, n_rows: int = 384) -> tuning.Tile | None:
+        return tuning.shared(T, itemsize, backward=backward, even=True, n_rows=n_rows)
+
+    tile = chosen(16_384)
+    assert tile is not None and tile.rows == 1 and tile.stages == 1 and tile.width == 16 // itemsize
+    # All maps of a row are read at once; its programs fit on a GPU of 40 multiprocessors.
+    assert tile.steps * tile.window == SHARED_MOST and tile.window <= 40 * tuning.programs_at_once(tile)
+    assert tile.num_warps > 1 or tile.groups <= 256
+    assert all(chosen(T) == tile for T in (4097, 6143, 8193, SHARED_MOST))
+    assert chosen(SHARED_MOST + 1) is None and (chosen(8192) == tile) is backward
+    # Of few rows either direction alone is split from the same length on.
+    assert chosen(16_384, 1) == tile and chosen(16_385, 383) is None
+    assert tuning.shared(16_384, itemsize, backward=backward, even=False) is None
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
