@@ -2,7 +2,8 @@
 
 `main.tex` prints one as `\\measured{speed.kernel.forward.float32.ours.fraction.least}` and guards a sentence with
 `\\whenmeasured{key, key}{sentence}{otherwise}`. `least` and `greatest` range over all sequence lengths; what is
-wrong or failed does not count.
+wrong or failed does not count. The text takes its ranges from claims.yaml, and from here only what differs too much
+from sweep to sweep to be a claim, and what `\\stated` says where the records do not bear out the claim.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,15 +14,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from paper import faults, style
+from paper import faults
 from paper.cells import one
-from paper.forms import PEERS, over
-from paper.measurements import Machine, Measurements, fraction_of
+from paper.measurements import Machine, Measurements
 from paper.packings import packings
-from paper.steps import WAYS, steps
-from paper.tables.memory import rows_of
 from paper.tables.packing import host_ratio
-from paper.trainings import trainings
 from paper.typeset import Float, decimals, escape, listed, power, significant, span
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,11 +57,7 @@ class Number:
 
 def make(measurements: Measurements, floats: Mapping[str, Iterable[Float]]) -> str:
     """The content of numbers.tex; `floats` holds, by the name of its file, what the text may refer to."""
-    numbers = [*_speed(measurements), *_variants(measurements), *_packing(measurements)]
-    numbers += _limits(measurements, "layouts", ("transposed", "hgrn"))
-    numbers += _limits(measurements, "few_rows", ("scalar", "complex"))
-    numbers += _limits(measurements, "bidirectional", PEERS)
-    numbers += [*_precision(measurements), *_compile(measurements), *_memory(measurements), *_training(measurements)]
+    numbers = [*_speed(measurements), *_packing(measurements), *_precision(measurements)]
     numbers += [*_published(measurements), *_cpu(measurements), *_durations(measurements)]
     numbers += [Number(key, text, (_source(row),)) for key, text, row in faults.make(measurements)]
     date = newest(measurements)
@@ -110,11 +103,6 @@ def _range(prefix: str, rows: pd.DataFrame, column: str, show: Callable[[float],
     return numbers
 
 
-def _times(value: float) -> str:
-    """A ratio: two decimals, and of large ones three digits."""
-    return decimals(value) if value < 10 else significant(value)
-
-
 def _machine(prefix: str, machine: Machine, rows: pd.DataFrame, run: pd.DataFrame) -> list[Number]:
     """The machine, its software and the sizes of some rows, and how many cases the `run` that they are of had."""
     first = (_source(rows.iloc[0]),)
@@ -148,7 +136,7 @@ def _speed(measurements: Measurements) -> list[Number]:
         prefix = f"speed.{level}.{mode}.{dtype}.{provider}"
         if provider != "roofline":
             numbers += _range(f"{prefix}.fraction", group, "fraction")
-        if provider in ("ours", PUBLISHED):
+        if provider == "ours":
             right = [(results.get("warp") or {}).get("status") == "ok" for results in group["results"]]
             numbers += _range(f"{prefix}.over_warp", group[pd.Series(right, group.index, dtype=bool)], "over_warp")
         numbers += _range(f"{prefix}.host_us", group, "host_median_us", significant)
@@ -156,7 +144,7 @@ def _speed(measurements: Measurements) -> list[Number]:
 
 
 def _host(rows: pd.DataFrame) -> list[Number]:
-    """How wide the intervals of a level are, and the host time of ours over that of warp in a call with gradients."""
+    """How wide the intervals of a level are, and whether those of calls are much wider."""
     numbers = []
     widths = ((rows["high_ms"] - rows["low_ms"]) / rows["median_ms"]).groupby(rows["level"]).median()
     for level, width in widths.dropna().items():
@@ -164,30 +152,6 @@ def _host(rows: pd.DataFrame) -> list[Number]:
         numbers.append(Number(f"speed.{level}.width", significant(100 * width, 2), source))
     if {"api", "kernel"} <= set(widths.index) and widths["api"] > NOISY * widths["kernel"]:
         numbers.append(Number("speed.api.noisy", significant(widths["api"] / widths["kernel"], 2), ("the two widths",)))
-    calls = rows[(rows["level"] == "api") & (rows["mode"] == "forward_backward") & (rows["dtype"] == "float32")]
-    warp = calls[calls["provider"] == "warp"].set_index("T")["host_median_us"]
-    ours = calls[calls["provider"] == "ours"]
-    ours = ours.assign(host_over_warp=ours["host_median_us"] / ours["T"].map(warp))
-    prefix = "speed.api.forward_backward.float32.ours.host_over_warp"
-    if ours["host_over_warp"].min() > 1:
-        numbers += _range(f"{prefix}.behind", ours, "host_over_warp")
-    return numbers
-
-
-def _variants(measurements: Measurements) -> list[Number]:
-    """Backwards in time, at odd lengths and with fewer gradients: fractions, and ours over ours in the plain case."""
-    machine = measurements.main("speed")
-    if machine is None:
-        return []
-    numbers = []
-    for kind in ("reverse", "odd", "fewer"):
-        rows = measurements.of(machine, "speed", kind=kind, level="kernel", provider="ours", status="ok")
-        for (mode, dtype, needs), group in rows.groupby(["mode", "dtype", "needs"], sort=True):
-            prefix = f"variants.{kind}.{needs if kind == 'fewer' else mode}.{dtype}"
-            numbers += _range(f"{prefix}.fraction", group, "fraction")
-            plain = measurements.of(machine, "speed", level="kernel", provider="ours", mode=mode, dtype=dtype)
-            group = group.assign(of_plain=group["median_ms"] / group["T"].map(plain.set_index("T")["median_ms"]))
-            numbers += _range(f"{prefix}.of_plain", group, "of_plain")
     return numbers
 
 
@@ -196,17 +160,11 @@ def _packing(measurements: Measurements) -> list[Number]:
     machine = measurements.main("packing")
     if machine is None:
         return []
-    rows = measurements.of(machine, "packing")
-    numbers = _machine("packing", machine, rows, rows)
-    right = rows[rows["status"] == "ok"]
+    numbers = []
+    right = measurements.of(machine, "packing", status="ok")
     for (mode, dtype, provider), group in right[right["level"] == "kernel"].groupby(["mode", "dtype", "provider"]):
         if provider != "roofline":
             numbers += _range(f"packing.kernel.{mode}.{dtype}.{provider}.fraction", group, "fraction")
-        if provider == "ours":
-            ratios = [over(row, "hgrn")[0] for _, row in group.iterrows()]
-            numbers += _range(
-                f"packing.kernel.{mode}.{dtype}.ours.over_hgrn", group.assign(over=ratios), "over", _times
-            )
     calls = right[(right["level"] == "api") & (right["provider"] == "ours") & right["host_median_us"].notna()]
     for (mode, dtype), group in calls.groupby(["mode", "dtype"]):
         found = packings(group)
@@ -219,24 +177,6 @@ def _packing(measurements: Measurements) -> list[Number]:
     return numbers
 
 
-def _limits(measurements: Measurements, stem: str, peers: Iterable[str]) -> list[Number]:
-    """Fractions over all shapes of an experiment, and the times of peers over that of ours where both are right."""
-    machine = measurements.main(stem)
-    if machine is None:
-        return []
-    rows = measurements.every(machine, stem)
-    numbers = _machine(stem, machine, rows, rows)
-    kernels = rows[(rows["level"] == "kernel") & (rows["status"] == "ok") & (rows["provider"] != "roofline")]
-    keys = ["directions", "mode", "dtype", "provider"]
-    for (form, mode, dtype, provider), group in kernels.groupby(keys, sort=True):
-        prefix = f"{stem}.{mode}.{dtype}" if form == "causal" else f"{stem}.{form}.{mode}.{dtype}"
-        numbers += _range(f"{prefix}.{provider}.fraction", group, "fraction")
-        for peer in peers if provider == "ours" else ():
-            ratios = [over(row, peer)[0] for _, row in group.iterrows()]
-            numbers += _range(f"{prefix}.over_{peer}", group.assign(over=ratios), "over", _times)
-    return numbers
-
-
 def _precision(measurements: Measurements) -> list[Number]:
     machine = measurements.main("precision")
     if machine is None:
@@ -244,50 +184,13 @@ def _precision(measurements: Measurements) -> list[Number]:
     rows = measurements.of(machine, "precision")
     numbers = _machine("precision", machine, rows, rows)
     for (gates, dtype, provider), group in rows.groupby(["gates", "dtype", "recorded_as"], sort=True):
-        for quantity in style.QUANTITIES:
-            sound = group[~group[f"{quantity}_wrong"] & ~group[f"{quantity}_failed"]]
-            numbers += _range(f"precision.{gates}.{dtype}.{provider}.{quantity}", sound, f"{quantity}_factor")
+        sound = group[~group["states_wrong"] & ~group["states_failed"]]
+        numbers += _range(f"precision.{gates}.{dtype}.{provider}.states", sound, "states_factor")
         failed = group[group["states_failed"]].sort_values("T")
         if len(failed):
             lengths = listed([str(T) for T in dict.fromkeys(failed["T"])])
             sources = tuple(_source(row) for _, row in failed.iterrows())
             numbers.append(Number(f"precision.{gates}.{dtype}.{provider}.failed", lengths, sources))
-    return numbers
-
-
-def _compile(measurements: Measurements) -> list[Number]:
-    """The time of a training step in each way over that of ours compiled, and graph breaks."""
-    machine = measurements.main("compile")
-    if machine is None:
-        return []
-    rows = steps(measurements, machine)
-    rows = rows[(rows["mode"] == "forward_backward") & (rows["status"] == "ok") & rows["median_ms"].notna()]
-    numbers = []
-    for (dtype, name), group in rows.groupby(["dtype", "recorded_as"], sort=True):
-        ratios = [fraction_of(row, "ours", of=str(name))[0] for _, row in group.iterrows()]
-        if name != "ours" and name in WAYS:
-            numbers += _range(f"compile.{dtype}.over_{name}", group.assign(over=ratios), "over", _times)
-        numbers += _range(f"compile.{dtype}.{name}.breaks", group, "graph_breaks", lambda count: decimals(count, 0))
-    return numbers
-
-
-def _memory(measurements: Measurements) -> list[Number]:
-    machine = measurements.main("memory")
-    if machine is None:
-        return []
-    rows = rows_of(measurements, machine)
-    return _range("memory.ours.dense", rows[(rows["recorded_as"] == "ours") & (rows["status"] == "ok")], "dense")
-
-
-def _training(measurements: Measurements) -> list[Number]:
-    """How far curves are from the exact one."""
-    machine = measurements.main("training")
-    if machine is None:
-        return []
-    rows = trainings(measurements, machine)
-    numbers = []
-    for (dtype, name), group in rows[rows["status"] == "ok"].groupby(["dtype", "recorded_as"], sort=True):
-        numbers += _range(f"training.{dtype}.{name}.of_rounding", group, "of_rounding")
     return numbers
 
 

@@ -25,6 +25,7 @@ from paper.claims import (
     left_out,
     load_claims,
     main,
+    ranges,
     table,
     tex,
 )
@@ -99,14 +100,13 @@ def test_a_value_and_its_tolerance_never_change_in_one_commit() -> None:
 def test_the_text_prints_every_claim_and_nothing_else_as_one() -> None:
     text = "".join(re.sub(r"(?<!\\)%.*", "", (PAPER / name).read_text()) for name in SOURCES)
     used = set(re.findall(r"\\claimed\{([^}#]+)\}", text))
-    for name in re.findall(r"\\betweenclaimed\{([^}#]+)\}", text):
-        used |= {f"{name}-least", f"{name}-greatest"}
-    stated = set()
-    for name in re.findall(r"\\stated\{([^}#]+)\}\{[^}#]+\}", text):
-        stated |= {f"{name}-least", f"{name}-greatest"}
+    stated = set(re.findall(r"\\stated\{([^}#]+)\}\{[^}#]+\}", text))
     guards = {key.strip() for keys in re.findall(r"\\whenclaimed\{([^}#]+)\}", text) for key in keys.split(",")}
     assert used == {key for key in guards if "." not in key}, "each is printed where it holds, and only there"
-    assert used | stated == {claim.id for claim in CLAIMS}
+    ids = {claim.id for claim in CLAIMS}
+    found = ranges(ids)
+    assert stated <= found.keys() and not found.keys() & ids
+    assert {end for name in used | stated for end in found.get(name, (name,))} == ids
 
 
 def test_a_changed_value_changes_the_text(stored: pd.DataFrame) -> None:
@@ -339,6 +339,16 @@ def test_the_table_and_the_definitions(verdict: Callable, records: list[Record])
         f"% made-up.jsonl  case_id={records[0]['case_id']}  provider=ours",
         r"\definenumber{a-bar}{0.90}",
     ]
+
+
+def test_a_range_prints_where_both_its_ends_hold(records: list[Record]) -> None:
+    least = replace(BAR, id="all-least", relation="within", reduce="min")
+    greatest = replace(least, id="all-greatest", reduce="max")
+    lines = tex(gather_rows(records), [least, greatest]).splitlines()
+    assert lines[-2:] == ["% all-least to all-greatest", r"\definenumber{all}{0.90}"]
+    faster = gather_rows(changed(records, only=512, samples_ms=[0.9] * 7))
+    assert r"\definenumber{all}{0.90 to 1.00}" in tex(faster, [least, replace(greatest, value="1.00")])
+    assert "{all}" not in tex(faster, [least, greatest]), "the greatest is another"
 
 
 def write(folder: Path, *entries: Record) -> Path:

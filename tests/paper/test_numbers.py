@@ -15,6 +15,19 @@ from paper.typeset import Float, decimals, escape, listed, scientific, significa
 
 SHAPES = ("layouts", "few_rows", "bidirectional")
 PAPER = Path(__file__).parents[2] / "paper"
+FACTS = {
+    *(f"speed.api.forward{both}.float32.{who}.host_us" for both in ("", "_backward") for who in ("ours", "warp")),
+    "speed.api.forward_backward.float32.ours.over_warp",
+    *(f"published.{gpu}.{level}.forward_backward" for gpu in ("h100", "rtx_3080_ti") for level in ("kernel", "api")),
+}
+"""Ranges that the text states and that are no claims. The host times of calls, and the ratio of calls with gradients,
+most of which they are, differ between two sweeps by more than a tolerance may be; what others published is quoted."""
+
+
+def sources() -> list[str]:
+    """The LaTeX of the paper, its appendix and its supplement, without comments."""
+    names = ("main.tex", "artifact.tex", "supplement.tex")
+    return [re.sub(r"(?<!\\)%.*", "", (PAPER / name).read_text()) for name in names]
 
 
 def definitions(text: str) -> dict[str, str]:
@@ -46,8 +59,7 @@ def text(measured: Measurements) -> str:
 
 def test_every_number_of_the_prose_is_defined(text: str) -> None:
     defined = definitions(text)
-    for source in ("main.tex", "artifact.tex", "supplement.tex"):
-        prose = re.sub(r"(?<!\\)%.*", "", (PAPER / source).read_text())
+    for prose in sources():
         used = set(re.findall(r"\\measured\{([^}#]+)\}", prose)) | {
             f"refs.{key}" for key in re.findall(r"\\refsto\{([^}#]+)\}", prose)
         }
@@ -58,10 +70,16 @@ def test_every_number_of_the_prose_is_defined(text: str) -> None:
         assert used and used <= {*defined, "missing.others"}
 
 
+def test_a_range_of_the_prose_is_a_claim_or_one_of_a_few_facts() -> None:
+    ranges = {key for prose in sources() for key in re.findall(r"\\between\{([^}#]+)\}", prose)}
+    assert ranges == FACTS, "a new range is two entries of claims.yaml; a fact that is gone leaves the list"
+    ends = {key for prose in sources() for key in re.findall(r"\\measured\{([^}#]+\.(?:least|greatest))\}", prose)}
+    assert all(key.split(".")[-2] in ("B", "C", "T", "samples", "draws") for key in ends), "sizes, and no results"
+
+
 def test_no_measurement_is_typed_into_the_prose() -> None:
-    for source in ("main.tex", "artifact.tex", "supplement.tex"):
-        prose = re.sub(r"(?<!\\)%.*", "", (PAPER / source).read_text())
-        prose = prose.partition(r"\maketitle")[2] if source != "artifact.tex" else prose
+    for source in sources():
+        prose = source.partition(r"\maketitle")[2] or source  # the appendix has no title
         prose = re.sub(r"\\(?:measured|between|refsto|whenmeasured)\{[^}]*\}", "", prose)
         prose = re.sub(r"\[0\.99,1\)|Python 3\.11 or 3\.12", "", prose)  # a draw and two versions, not measurements
         assert not re.findall(r"\d+\.\d+", prose)
@@ -122,7 +140,6 @@ def test_faults_of_peers_are_quoted_from_their_records(text: str) -> None:
 
 
 def test_a_host_is_called_noisy_only_where_it_is(text: str, measured: Measurements) -> None:
-    assert 1.2 < float(definitions(text)["speed.api.forward_backward.float32.ours.host_over_warp.behind.least"]) < 1.3
     assert "speed.api.noisy" in definitions(text)
     rows = measured.rows
     calm = Measurements(rows.assign(low_ms=rows["median_ms"] * 0.99, high_ms=rows["median_ms"]), measured.machines)
@@ -132,10 +149,7 @@ def test_a_host_is_called_noisy_only_where_it_is(text: str, measured: Measuremen
 def test_variants_are_no_part_of_the_numbers_by_length(text: str) -> None:
     defined = definitions(text)
     assert (defined["speed.T.least"], defined["speed.T.greatest"]) == ("128", "65536")
-    assert defined["variants.odd.forward.float32.fraction.least"].startswith("0.9")
-    assert 0.55 < float(defined["variants.fewer.tokens.float32.of_plain.least"]) < 0.65
-    assert 0.95 < float(defined["variants.reverse.backward.bfloat16.of_plain.greatest"]) < 1.1
-    assert "variants.odd.forward.float32.of_plain.least" not in defined, "no plain case has such a length"
+    assert "missing.others" not in defined, "every experiment has synthetic records"
 
 
 def test_packing_compares_many_sequences_with_few(text: str) -> None:
@@ -144,30 +158,6 @@ def test_packing_compares_many_sequences_with_few(text: str) -> None:
     assert (defined[f"{prefix}.few"], defined[f"{prefix}.many"]) == ("8", "1024")
     assert defined[f"{prefix}.over_few"] in ("0.99", "1.00", "1.01")
     assert float(defined["packing.kernel.backward.float32.hgrn.fraction.least"]) == 0.02
-
-
-def test_shapes_and_forms_have_fractions_and_ratios_to_their_peers(text: str) -> None:
-    defined = definitions(text)
-    assert 3.0 < float(defined["layouts.forward.float32.over_transposed.least"]) < 3.2
-    assert float(defined["layouts.backward.bfloat16.hgrn.fraction.greatest"]) < 0.38
-    assert defined["few_rows.forward.float32.ours.fraction.least"] == "0.02"
-    assert defined["few_rows.forward.complex64.ours.fraction.least"] == "0.90"
-    assert "few_rows.forward.complex64.scalar.fraction.least" not in defined
-    for form in ("branched", "shared", "shared_sum"):
-        assert defined[f"bidirectional.{form}.backward.float32.ours.fraction.greatest"].startswith("0.9")
-        assert 3.6 < float(defined[f"bidirectional.{form}.forward.bfloat16.over_warp_flips.greatest"]) < 3.8
-
-
-def test_steps_memory_and_trainings_have_numbers(text: str) -> None:
-    defined = definitions(text)
-    assert (
-        1.6 < float(defined["compile.float32.over_warp.least"]) <= float(defined["compile.float32.over_warp.greatest"])
-    )
-    assert (defined["compile.float32.ours.breaks.greatest"], defined["compile.float32.warp.breaks.least"]) == ("0", "1")
-    assert "compile.bfloat16.over_warp.least" not in defined, "warp is wrong there"
-    assert defined["memory.ours.dense.greatest"] == "6.00"
-    assert defined["training.bfloat16.ours.of_rounding.least"] == "0.50"
-    assert "missing.others" not in defined
 
 
 def test_published_numbers_are_those_printed(text: str) -> None:
@@ -198,20 +188,7 @@ def test_without_measurements_a_sentence_says_how_to_make_them(published: Measur
     assert defined["missing.others"].startswith("Not measured on a GPU when this copy was built, and therefore without")
     assert r"few rows (\texttt{few\_rows}), " in defined["missing.others"]
     assert "no table of it" in defined["missing.variants"] and "experiment=packing" in defined["missing.packing"]
-    started = (
-        "speed.",
-        "precision.",
-        "packing.",
-        "variants.",
-        *(f"{stem}." for stem in SHAPES),
-        "cpu.",
-        "compile.",
-        "memory.",
-        "training.",
-        "refs.",
-        "date",
-    )
-    assert not [key for key in defined if key.startswith((*started, "date"))]
+    assert not [key for key in defined if key.startswith(("speed.", "precision.", "packing.", "cpu.", "refs.", "date"))]
     assert numbers.newest(published) is None
 
 
