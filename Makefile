@@ -17,7 +17,7 @@ endif
 help: ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand -t 18
 
-reproduce: $(ready) ## measure what suits this machine, then build figures, tables and the paper; GPUS=2: two sweeps at a time
+reproduce: $(ready) ## measure what suits this machine, then build figures, tables and the paper; GPUS=2: on two GPUs
 	$(PY) -m experiments.reproduce $(if $(GPUS),--gpus $(GPUS))
 
 # One process with Triton's interpreter, which cannot compile, and one without; tests/conftest.py says more. Kernels are

@@ -10,7 +10,7 @@ from hydra.utils import to_absolute_path
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.config import Settings
-from experiments.hardware import ROOT, ask_this_machine, overrides_for
+from experiments.hardware import ROOT, Machine, ask_this_machine, overrides_for
 
 CONF = ROOT / "conf"
 # conf/config.yaml reads it, so that outputs lie in the project whatever folder the command is typed in.
@@ -30,10 +30,11 @@ def compose(*overrides: str) -> DictConfig:
         return hydra.compose("config", list(overrides))
 
 
-def settings_of(config: DictConfig, overrides: list[str]) -> Settings:
-    """The settings that a composed configuration stands for; hardware=auto is composed again for this machine.
+def settings_of(config: DictConfig, overrides: list[str], machine: Machine | None = None) -> Settings:
+    """The settings that a composed configuration stands for; hardware=auto is composed again for the machine.
 
-    An axis that is overridden by hand holds in the blocks of `also` too: experiment.T=128 measures no other length.
+    Which machine that is, is asked unless it is given. An axis that is overridden by hand holds in the
+    blocks of `also` too: experiment.T=128 measures no other length.
     """
     if config.hardware.name == "auto":
         presets: dict[str, Any] = {
@@ -41,7 +42,7 @@ def settings_of(config: DictConfig, overrides: list[str]) -> Settings:
             for name in options("hardware")
         }
         given = [each for each in overrides if each.partition("=")[0] != "hardware"]
-        config = compose(*overrides_for(ask_this_machine(), presets), *given)
+        config = compose(*overrides_for(machine or ask_this_machine(), presets), *given)
     values: Any = OmegaConf.to_container(config, resolve=True)
     settings = Settings.from_dict(values)
     named = [each.partition("=")[0].lstrip("+").removeprefix("experiment.") for each in overrides]

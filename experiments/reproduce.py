@@ -1,6 +1,7 @@
 """`python -m experiments.reproduce`: measure what suits this machine, build the paper, say what came out and holds.
 
-With --gpus N, N sweeps run at a time, each alone on its GPU: host times are then taken beside the work of other sweeps.
+With --gpus N, sweeps without host times run N at a time, each alone on its GPU; then those with host times, of which
+nothing is to share the host, one after the other.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import pandas as pd
 import yaml
@@ -48,21 +50,40 @@ def stems() -> list[str]:
     return [stem for stem in (*claimed, *(stem for stem in known if stem not in claimed)) if stem in known]
 
 
+def sweep_overrides(stem: str, machine: Machine, limit_minutes: float | None) -> list[str]:
+    """What a stem's sweep on this machine overrides in conf/, for less of it where minutes are limited."""
+    hardware = "cpu" if machine.device == "cpu" else "auto"
+    overrides = [f"experiment={stem}", f"hardware={hardware}", f"outputs={OUTPUTS}"]
+    if limit_minutes is None:
+        return overrides
+    return [*overrides, "measure=quick", *QUICK.get(stem, ()), f"limit_minutes={limit_minutes:.1f}"]
+
+
 def sweep_command(stem: str, machine: Machine, limit_minutes: float | None) -> list[str]:
     """The command that measures a stem on this machine, less of it where minutes are limited."""
-    hardware = "cpu" if machine.device == "cpu" else "auto"
-    command = [sys.executable, "-m", "experiments", f"experiment={stem}", f"hardware={hardware}", f"outputs={OUTPUTS}"]
-    if limit_minutes is None:
-        return command
-    return [*command, "measure=quick", *QUICK.get(stem, ()), f"limit_minutes={limit_minutes:.1f}"]
+    return [sys.executable, "-m", "experiments", *sweep_overrides(stem, machine, limit_minutes)]
 
 
-def sweeps(experiments: list[str], machine: Machine, quick: bool, at_a_time: int) -> Iterator[Job]:
-    """The sweeps in order, each with its share of the minutes that are left when it starts, if they are limited."""
+def host_counts(stem: str, machine: Machine, quick: bool) -> bool:
+    """Whether the sweep has cases of level api, which take the host's time too."""
+    # Only here, because what measures nothing needs no Hydra.
+    from experiments.compose import compose, settings_of
+
+    overrides = sweep_overrides(stem, machine, QUICK_MINUTES if quick else None)
+    settings = settings_of(compose(*overrides), overrides, machine)
+    return any(case.level == "api" for case in settings.experiment.cases() if settings.hardware.fits(case))
+
+
+def sweeps(experiments: list[str], machine: Machine, quick: bool, at_a_time: int, alone: int = 0) -> Iterator[Job]:
+    """The sweeps in order, each with its share of the minutes that are left when it starts, if they are limited.
+
+    So many run at a time, but for the last `alone` of them, which run one after the other.
+    """
     began = time.monotonic()
+    beside = len(experiments) - alone
     for number, stem in enumerate(experiments):
         left = QUICK_MINUTES - (time.monotonic() - began) / 60
-        rounds = math.ceil((len(experiments) - number) / at_a_time)
+        rounds = math.ceil(max(beside - number, 0) / at_a_time) + min(alone, len(experiments) - number)
         limit = max(left, 0.1) / rounds if quick else None
         yield Job(stem, f"The sweep {stem}", sweep_command(stem, machine, limit), limit)
 
@@ -102,9 +123,7 @@ def summary_lines(stem: str, rows: pd.DataFrame) -> Iterable[str]:
     return lines(rows) if lines else [f"{stem}: {rows['case_id'].nunique()} cases"]
 
 
-def shortfalls(
-    machine: Machine | None, gpus: list[str], steps: Steps, quick: bool, rows: list[pd.DataFrame]
-) -> Iterator[str]:
+def shortfalls(machine: Machine | None, steps: Steps, quick: bool, rows: list[pd.DataFrame]) -> Iterator[str]:
     """What this run could not do or did smaller than the paper, and why."""
     if machine is None:
         yield "Nothing was measured, because --figures-only asked for it."
@@ -120,8 +139,6 @@ def shortfalls(
         yield "No PDF was typeset, because latexmk is not installed."
     if quick:
         yield "Fewer sizes, dtypes, draws and repeats than in the paper, because --quick asked for it."
-    if len(gpus) > 1:
-        yield f"Host times were taken while other sweeps ran, because --gpus {len(gpus)} asked for it."
     for step in steps.done:
         if step.limit_minutes is not None and step.seconds >= 60 * step.limit_minutes:
             yield f"{step.title} had no time left after {duration(step.seconds)}; its own lines above say what it left."
@@ -150,8 +167,8 @@ def main(arguments: list[str]) -> int:
         "--gpus",
         metavar="N",
         default="1",
-        help="run N sweeps at a time, each alone on one of N GPUs of one kind (default: 1); host times are then taken "
-        "while other sweeps run",
+        help="run N sweeps at a time, each alone on one of N GPUs of one kind (default: 1); those with host times run "
+        "last, one at a time",
     )
     asked = parser.parse_args(arguments)
     try:
@@ -169,15 +186,21 @@ def main(arguments: list[str]) -> int:
 
 
 def reproduce(machine: Machine | None, gpus: list[str], quick: bool) -> int:
-    """All steps on a machine, sweeps side by side where GPUs are named; or without one those that measure nothing."""
+    """All steps on a machine, or without one those that measure nothing.
+
+    Where GPUs are named, sweeps run side by side, but for those with host times, which would be those of a shared host.
+    """
     steps, experiments = Steps(), stems()
     rows: dict[str, pd.DataFrame] = {}
     if machine:
-        jobs = sweeps(experiments, machine, quick, max(len(gpus), 1))
         if gpus:
-            steps.run_side_by_side(jobs, gpus)
+            alone = [stem for stem in experiments if host_counts(stem, machine, quick)]
+            beside = [stem for stem in experiments if stem not in alone]
+            jobs = sweeps(beside + alone, machine, quick, len(gpus), len(alone))
+            steps.run_side_by_side(islice(jobs, len(beside)), gpus)
+            steps.run_side_by_side(jobs, gpus[:1])
         else:
-            for job in jobs:
+            for job in sweeps(experiments, machine, quick, at_a_time=1):
                 steps.run(job)
         rows = {stem: measured_here(stem, machine) for stem in experiments}
     steps.run(Job("paper", "The paper", paper_command()))
@@ -188,7 +211,7 @@ def reproduce(machine: Machine | None, gpus: list[str], quick: bool) -> int:
             if len(found):
                 print("\n" + "\n".join(summary_lines(stem, found)))
     print("\n== What could not be done here")
-    said = "\n".join(shortfalls(machine, gpus, steps, quick, list(rows.values())))
+    said = "\n".join(shortfalls(machine, steps, quick, list(rows.values())))
     print(said or "Nothing was left out.", flush=True)
     steps.run(Job("claims", "The claims", claims_command()))
     print("\n".join(["", "== Where everything is", *where()]), flush=True)

@@ -9,7 +9,7 @@ from sweep to sweep to be a claim, and what `\\stated` says where the records do
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import combinations, pairwise
+from itertools import pairwise, permutations, product
 from pathlib import Path
 
 import pandas as pd
@@ -115,7 +115,7 @@ def _machine(prefix: str, machine: Machine, rows: pd.DataFrame, run: pd.DataFram
         values = sorted(set(rows.loc[rows[word] > 0, word])) or [0]
         for name, value in (("least", values[0]), ("greatest", values[-1])):
             numbers.append(Number(f"{prefix}.{word}.{name}", str(value), first))
-    minutes = _working_minutes(_stamps(run))
+    minutes = _working_minutes(run)
     if minutes:
         source = ("the measured_at of the same records",)
         numbers.append(Number(f"{prefix}.minutes", significant(minutes, 2), source))
@@ -205,35 +205,46 @@ def _runs(measurements: Measurements) -> dict[str, tuple[Machine, pd.DataFrame]]
 
 
 def _durations(measurements: Measurements) -> list[Number]:
-    """How long the experiments took, in one sentence, and how many pairs of them at the same time.
+    """How long the experiments took, in one sentence, and how often one ran while another had cases of level api.
 
-    Those on one machine share its host, which its host times show.
+    Those on one machine share its host, whose time is part of what such cases take.
     """
     source = ("the measured_at of all records of each",)
-    said, spans = [], []
-    for stem, (machine, run) in _runs(measurements).items():
-        stamps = _stamps(run)
-        minutes = _working_minutes(stamps)
+    runs = _runs(measurements)
+    said = []
+    for stem, (_, run) in runs.items():
+        minutes = _working_minutes(run)
         if minutes:
             said.append(f"{escape(stem)} {significant(minutes, 2)} ({run['case_id'].nunique()})")
-        if stamps:
-            spans.append((machine, stamps[0], stamps[-1]))
     pairs = [
-        (one, other)
-        for one, other in combinations(spans, 2)
-        if one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
+        (calls, other)
+        for (machine, calls), (same, other) in permutations(runs.values(), 2)
+        if machine == same and _overlap(_spans(calls, "api"), _spans(other))
     ]
     numbers = [Number("times", listed(said), source)] if said else []
     return numbers + ([Number("side_by_side", str(len(pairs)), source)] if pairs else [])
 
 
-def _stamps(run: pd.DataFrame) -> list[datetime]:
-    return sorted(datetime.fromisoformat(stamp) for stamp in set(run["measured_at"].dropna()))
+def _spans(run: pd.DataFrame, *levels: str) -> list[tuple[datetime, datetime]]:
+    """From when to when each case was measured, of these levels if any are named.
+
+    A record is stamped as its case begins, which ends with the next record; before a pause, nobody knows when.
+    """
+    records = run[run["measured_at"].notna()]
+    stamps = {(datetime.fromisoformat(at), level) for at, level in records[["measured_at", "level"]].to_numpy()}
+    return [
+        (before, after)
+        for (before, level), (after, _) in pairwise(sorted(stamps))
+        if (after - before).total_seconds() < LONGEST_CASE_S and (not levels or level in levels)
+    ]
 
 
-def _working_minutes(stamps: list[datetime]) -> float:
-    gaps = [(after - before).total_seconds() for before, after in pairwise(stamps)]
-    return sum(gap for gap in gaps if gap < LONGEST_CASE_S) / 60
+def _overlap(some: list[tuple[datetime, datetime]], others: list[tuple[datetime, datetime]]) -> bool:
+    return any(begin < last and first < end for (begin, end), (first, last) in product(some, others))
+
+
+def _working_minutes(run: pd.DataFrame) -> float:
+    return sum((after - before).total_seconds() for before, after in _spans(run)) / 60
 
 
 def _published(measurements: Measurements) -> list[Number]:

@@ -107,16 +107,19 @@ def test_what_cannot_start_ends_the_others(tmp_path):
 
 @pytest.fixture
 def two_gpus(monkeypatch, tmp_path):
-    """A machine of two H200, with two fake sweeps; which of them fails can be set."""
+    """A machine of two H200, with fake sweeps: two that meet, two with host times; which of them fails can be set."""
     statuses: dict[str, int] = {}
     for name in ("OUTPUTS", "RESULTS", "BUILD"):
         monkeypatch.setattr(reproduce, name, tmp_path / name)
     (tmp_path / "met").mkdir()
-    monkeypatch.setattr(reproduce, "stems", lambda: ["speed", "precision"])
+    monkeypatch.setattr(reproduce, "stems", lambda: ["layouts", "speed", "precision", "memory"])
     monkeypatch.setattr(reproduce, "ask_these_machines", lambda: [H200, H200])
     monkeypatch.setattr(processes, "run", lambda command: 0)
+    others = {"layouts": 2, "precision": 2, "speed": 3, "memory": 4}
     monkeypatch.setattr(
-        reproduce, "sweep_command", lambda stem, *given: job(tmp_path / "met", stem, 2, statuses.get(stem, 0)).command
+        reproduce,
+        "sweep_command",
+        lambda stem, *given: job(tmp_path / "met", stem, others[stem], statuses.get(stem, 0)).command,
     )
     return statuses
 
@@ -126,8 +129,14 @@ def test_a_reproduction_on_two_gpus(two_gpus, capfd, failed):
     two_gpus["speed"] = int(failed)
     assert reproduce.main(["--gpus", "2"]) == failed
     shown = capfd.readouterr().out
-    assert "speed | met 2 é\n" in shown and "precision | met 2 é\n" in shown
-    assert "\nHost times were taken while other sweeps ran, because --gpus 2 asked for it.\n" in shown
+    lines = [line for line in shown.splitlines() if re.match(r"== The sweep|\w+ [|] (on|met)", line)]
+    assert {"layouts | on 0", "precision | on 1", "layouts | met 2 é", "precision | met 2 é"} < set(lines[:8])
+    # What has host times waits until both have ended, and nothing runs beside it.
+    assert [line.partition(":")[0] for line in lines[8:]] == [
+        "== The sweep speed", "speed | on 0", "speed | met 3 é", "== The sweep speed",
+        "== The sweep memory", "memory | on 0", "memory | met 4 é", "== The sweep memory",
+    ]  # fmt: skip
+    assert "Host times" not in shown
     failure = "The sweep speed ended with exit status 1; its own lines above say why.\n"
     assert (failure in shown) == failed and "== The claims: 0 s, exit status 0\n" in shown
 
@@ -143,6 +152,16 @@ def test_a_reproduction_on_two_gpus(two_gpus, capfd, failed):
 def test_what_cannot_be_asked_is_said_before_anything_starts(two_gpus, capfd, asked, said):
     assert reproduce.main(["--gpus", asked]) == 2
     assert capfd.readouterr() == ("", f"error: {said}\n")
+
+
+def test_host_times_follow_from_the_levels_of_cases(monkeypatch):
+    counts = {stem: reproduce.host_counts(stem, H200, quick=False) for stem in reproduce.stems()}
+    assert {stem for stem, alone in counts.items() if not alone} == {"layouts", "few_rows", "precision"}
+    assert reproduce.host_counts("bidirectional", H200, quick=True)
+    monkeypatch.setitem(reproduce.QUICK, "bidirectional", ["~experiment.also"])
+    assert not reproduce.host_counts("bidirectional", H200, quick=True)
+    monkeypatch.setattr("experiments.compose.ask_this_machine", lambda: pytest.fail("PyTorch was asked again"))
+    assert reproduce.host_counts("speed", Machine("cuda", "Another GPU", 8.0), quick=True)
 
 
 def test_figures_alone_need_no_gpus(two_gpus, monkeypatch, capfd):

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from itertools import islice
 
 import pytest
 
@@ -211,20 +212,23 @@ def test_a_sweep_that_ran_out_of_time_is_named(steps, capsys, monkeypatch):
     assert said.format("speed") in shown and said.format("precision") in shown
 
 
+@pytest.mark.parametrize("alone", [0, 1, 6, 9])
 @pytest.mark.parametrize("at_a_time", [1, 2, 3, 4, 16])
-def test_quick_ends_in_time_however_many_sweeps_run_at_a_time(monkeypatch, at_a_time):
+def test_quick_ends_in_time_however_many_sweeps_run_at_a_time(monkeypatch, at_a_time, alone):
     now = 0.0
     monkeypatch.setattr(reproduce.time, "monotonic", lambda: now)
     monkeypatch.setattr(reproduce, "sweep_command", lambda *given: [])
-    jobs = reproduce.sweeps([str(number) for number in range(9)], Machine("cuda"), True, at_a_time)
-    ends: list[float] = []
-    while True:
-        while len(ends) < at_a_time and (job := next(jobs, None)):
-            ends.append(now + 60 * job.limit_minutes)
-        if not ends:
-            break
-        now = min(ends)
-        ends.remove(now)
+    jobs = reproduce.sweeps([str(number) for number in range(9)], Machine("cuda"), True, at_a_time, alone)
+    for phase, most in ((islice(jobs, 9 - alone), at_a_time), (jobs, 1)):
+        ends: list[float] = []
+        while True:
+            while len(ends) < most and (job := next(phase, None)):
+                assert job.limit_minutes
+                ends.append(now + 60 * job.limit_minutes)
+            if not ends:
+                break
+            now = min(ends)
+            ends.remove(now)
     assert now == pytest.approx(60 * reproduce.QUICK_MINUTES)
 
 

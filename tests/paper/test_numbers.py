@@ -215,17 +215,34 @@ def test_words_of_latex() -> None:
     ]
 
 
-@pytest.mark.parametrize(("begins", "said"), [("12:00", "1"), ("12:59", None)])
-def test_experiments_side_by_side_are_said(
-    begins: str, said: str | None, write_results: Callable[..., Path], synthetic: Path
+@pytest.mark.parametrize(
+    ("packing", "said"),
+    [
+        ("12:04 12:07", "1"),
+        ("12:00 12:03", None),
+        ("12:06 12:09", None),
+        ("12:04 12:30", None),
+        ("11:30 12:01 12:30", None),
+        ("11:59 12:08", "1"),
+        ("api 12:04 12:07", "2"),
+        ("api 12:00 12:03", "1"),
+    ],
+)
+def test_what_ran_while_calls_of_another_were_timed_is_said(
+    packing: str, said: str | None, write_results: Callable[..., Path], synthetic: Path
 ) -> None:
-    # One from 12:00 to 12:59; the other in the middle of it, or begun as it ends.
+    # Cases begin at 12:00 and 12:06 with times of kernels, at 12:03 with those of calls. A pause overlaps nothing.
     records = []
-    for stem, stamps in (("speed", ("12:00", "12:59")), ("packing", (begins, "13:30"))):
+    for stem, cases in (
+        ("speed", ("kernel 12:00", "api 12:03", "kernel 12:06")),
+        ("packing", [f"{'api' if 'api' in packing else 'kernel'} {at}" for at in packing.removeprefix("api ").split()]),
+    ):
         lines = (synthetic / "h200" / f"{stem}.jsonl").read_text(encoding="utf-8").splitlines()
-        for line, stamp in zip(lines, stamps, strict=False):
+        for number, (line, (level, at)) in enumerate(zip(lines, map(str.split, cases), strict=False)):
             record = json.loads(line)
-            record["provenance"]["measured_at"] = f"2026-11-30T{stamp}:00+00:00"
+            record["case_id"] = f"{stem}-{number}"
+            record["case"]["level"] = level
+            record["provenance"]["measured_at"] = f"2026-11-30T{at}:00+00:00"
             records.append(record)
     defined = definitions(numbers.make(gather(write_results(*records)), {}))
     assert defined.get("side_by_side") == said
