@@ -205,7 +205,7 @@ def _runs(measurements: Measurements) -> dict[str, tuple[Machine, pd.DataFrame]]
 
 
 def _durations(measurements: Measurements) -> list[Number]:
-    """How long the experiments took, in one sentence, and how often one ran while another had cases of level api.
+    """How long the experiments took, in one sentence, and those whose cases of level api ran beside another experiment.
 
     Those on one machine share its host, whose time is part of what such cases take.
     """
@@ -216,13 +216,14 @@ def _durations(measurements: Measurements) -> list[Number]:
         minutes = _working_minutes(run)
         if minutes:
             said.append(f"{escape(stem)} {significant(minutes, 2)} ({run['case_id'].nunique()})")
-    pairs = [
-        (calls, other)
-        for (machine, calls), (same, other) in permutations(runs.values(), 2)
+    beside = [
+        stem
+        for (stem, (machine, calls)), (_, (same, other)) in permutations(runs.items(), 2)
         if machine == same and _overlap(_spans(calls, "api"), _spans(other))
     ]
     numbers = [Number("times", listed(said), source)] if said else []
-    return numbers + ([Number("side_by_side", str(len(pairs)), source)] if pairs else [])
+    names = listed([escape(stem) for stem in dict.fromkeys(beside)])
+    return numbers + ([Number("side_by_side", names, source)] if names else [])
 
 
 def _spans(run: pd.DataFrame, *levels: str) -> list[tuple[datetime, datetime]]:

@@ -218,14 +218,14 @@ def test_words_of_latex() -> None:
 @pytest.mark.parametrize(
     ("packing", "said"),
     [
-        ("12:04 12:07", "1"),
+        ("12:04 12:07", "speed"),
         ("12:00 12:03", None),
         ("12:06 12:09", None),
         ("12:04 12:30", None),
         ("11:30 12:01 12:30", None),
-        ("11:59 12:08", "1"),
-        ("api 12:04 12:07", "2"),
-        ("api 12:00 12:03", "1"),
+        ("11:59 12:08", "speed"),
+        ("api 12:04 12:07", "speed and packing"),
+        ("api 12:00 12:03", "packing"),
     ],
 )
 def test_what_ran_while_calls_of_another_were_timed_is_said(
