@@ -170,3 +170,35 @@ def test_dtypes_are_those_of_the_interpreter() -> None:
         for kind in (scalar, tl.pointer_type(scalar)):
             for each in (kind, tl.block_type(kind, [2, 4])):
                 assert interpreter._numpy_dtype(each) == own(each)
+
+
+@triton.jit
+def _wait_for(words_ptr, ahead, out_ptr):
+    """Publishes a word, and waits for that of the program `ahead` of this one."""
+    own = tl.program_id(0)
+    tl.store(words_ptr + own, own + 1)
+    other = (own + ahead) % tl.num_programs(0)
+    word = tl.load(words_ptr + other, mask=ahead > 0, other=1, volatile=True)
+    while word == 0:
+        word = tl.load(words_ptr + other, mask=ahead > 0, other=1, volatile=True)
+    tl.store(out_ptr + own, word)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_a_program_waits_for_a_later_one(ahead: int) -> None:
+    words, out = torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
+    _wait_for[(5,)](words, ahead, out)
+    assert out.tolist() == [(own + ahead) % 5 + 1 for own in range(5)]
+
+
+@triton.jit
+def _wait_for_nobody(words_ptr):
+    while tl.load(words_ptr, mask=tl.program_id(0) >= 0, other=1, volatile=True) == 0:
+        pass
+
+
+def test_a_program_that_would_wait_for_ever_ends_the_launch() -> None:
+    with pytest.raises(Exception, match="it would wait for ever"):
+        _wait_for_nobody[(2,)](torch.zeros(1, dtype=torch.int64))
+    # The next launch is one as any.
+    test_a_program_waits_for_a_later_one(1)

@@ -1,9 +1,9 @@
-"""Few long rows on a GPU that is busy otherwise: `python -m tests.scan.stress --launches 10000`.
+"""Rows that programs share, on a GPU that is busy otherwise: `python -m tests.scan.stress --launches 10000`.
 
-Every launch draws a shape, a dtype and a direction, scans forward and backward while a second stream holds now more and
-now less of the GPU, and compares every output with the float64 result of rows that are not shared. A launch that takes
-too long ends the process with a sentence, for programs that wait for each other may wait for ever. In Triton's
-interpreter the rows are short, the tiles small and nothing else runs.
+Every launch draws a shape, a dtype and a direction, or both at once, scans forward and backward while a second stream
+holds now more and now less of the GPU, and compares every output with the float64 result of rows that are not shared. A
+launch that takes too long ends the process with a sentence, for programs that wait for each other may wait for ever. In
+Triton's interpreter the rows are short, the tiles small and nothing else runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from scan import launch, tuning
+from scan import configure, launch, launch_shared, tuning
 from tests.conftest import INTERPRETING, ON_GPU
 from tests.scan.cases import DTYPES, NAMES
 from tests.scan.tilings import tiles_chosen_by
@@ -31,6 +31,7 @@ ON = torch.device("cuda" if ON_GPU else "cpu")
 HUNG = 3  # the exit status of a process that has waited too long
 
 _PLANS: dict[bool, dict[Any, launch.Plan]] = {False: {}, True: {}}
+_PLANS_OF_BOTH: dict[Any, launch.Plan] = {}
 _chosen = tuning.time_contiguous
 
 
@@ -42,6 +43,7 @@ class Drawn(NamedTuple):
     dim: int
     reverse: bool
     offsets: tuple[int, ...] | None
+    both: bool = False
 
     @classmethod
     def of(cls, choose: random.Random) -> Drawn:
@@ -54,12 +56,15 @@ class Drawn(NamedTuple):
         dim, offsets = choose.choice((-1, -2)), None
         if choose.random() < 0.5:
             offsets = (0, *sorted(choose.randint(0, T) for _ in range(choose.choice((1, 4, 100)))))
-        shape = (rows, T) if dim == -1 else (T, rows)
-        return cls(shape, choose.choice(DTYPES_HERE), dim, choose.random() < 0.5, offsets)
+        dtype, reverse = choose.choice(DTYPES_HERE), choose.random() < 0.5
+        both = choose.random() < 0.5 and dim == -1 and offsets is None and dtype != torch.float64
+        if both:
+            T = min(T // 8 * 8, 2**17)
+        return cls((rows, T) if dim == -1 else (T, rows), dtype, dim, reverse, offsets, both)
 
     def __str__(self) -> str:
         packed = "" if self.offsets is None else f", {len(self.offsets) - 1} sequences"
-        order = ", reverse" if self.reverse else ""
+        order = ", both directions" if self.both else ", reverse" if self.reverse else ""
         return f"{list(self.shape)} with dim={self.dim} in {NAMES[self.dtype]}{order}{packed}"
 
 
@@ -134,14 +139,78 @@ def _tiles(shared: bool) -> AbstractContextManager[None]:
     return tiles_chosen_by(rows, channels, _PLANS[shared])
 
 
+@contextmanager
+def _both_shared() -> Iterator[None]:
+    """Lets programs share all rows of both directions."""
+
+    def tiles(T: int, itemsize: int, *, backward: bool, **_: Any) -> tuning.Tile:
+        if INTERPRETING:
+            return tuning.Tile(1, 8, 16 // itemsize, 1, window=128)
+        table = tuning._SHARED_LONG_BACKWARD if backward else tuning._SHARED_LONG_FORWARD
+        return table[itemsize]
+
+    before = tuning.shared, configure.multiprocessors, launch._plans
+    tuning.shared, launch._plans = tiles, _PLANS_OF_BOTH  # type: ignore[assignment]
+    if INTERPRETING:
+        configure.multiprocessors = lambda tensor: 132
+    try:
+        yield
+    finally:
+        tuning.shared, configure.multiprocessors, launch._plans = before
+
+
+Bounded = tuple[Tensor, Tensor]
+"""What a result is to be, and by how much it may be off before it is rounded to its dtype"""
+
+
 def check(drawn: Drawn, data: Data) -> None:
-    """Both directions of a launch against rows that are not shared, in float64, within what rounding explains."""
+    """A launch forward and backward against rows that are not shared, in float64, within what rounding explains."""
     scan = Scan(drawn, data.cu_seqlens)
-    gates, tokens, d_states = data.gates, data.tokens, data.d_states
     with _tiles(True):
-        states, final = scan.forward(gates, tokens)
-        d_tokens, d_gates = scan.backward(gates, states, d_states)
-    wide = gates.double(), tokens.double(), states.double(), d_states.double()
+        states, final = scan.forward(data.gates, data.tokens)
+        d_tokens, d_gates = scan.backward(data.gates, states, data.d_states)
+    wanted = _wanted(scan, data, states)
+    for name, result in (("states", states), ("final_state", final), ("d_tokens", d_tokens), ("d_gates", d_gates)):
+        _compare(drawn, name, result, wanted[name])
+
+
+def check_both(drawn: Drawn, data: Data) -> None:
+    """The same of both directions of the same tensors in one launch each way."""
+    with _both_shared():
+        outputs, _ = launch_shared.forward(data.gates, data.tokens, False, True, True, True)
+        states, back = outputs.states, outputs.states_reverse
+        assert states is not None and back is not None
+        made = launch_shared.backward(
+            data.gates, states, back, data.d_states, None, drawn.dtype, False, (True, True)
+        )  # fmt: skip
+    assert made is not None
+    (d_gates, d_tokens), _ = made
+    ahead, behind = (
+        _wanted(Scan(drawn._replace(reverse=reverse), None), data, each)
+        for reverse, each in ((False, states), (True, back))
+    )
+    for name, result, wanted in (
+        ("states", states, ahead["states"]),
+        ("states_reverse", back, behind["states"]),
+        ("sum", outputs.added, _added(drawn, ahead["states"], behind["states"])),
+        ("final_state", outputs.final, ahead["final_state"]),
+        ("final_state_reverse", outputs.final_reverse, behind["final_state"]),
+        ("d_tokens", d_tokens, _added(drawn, ahead["d_tokens"], behind["d_tokens"])),
+        ("d_gates", d_gates, _added(drawn, ahead["d_gates"], behind["d_gates"])),
+    ):
+        assert result is not None
+        _compare(drawn, name, result, wanted)
+
+
+def _added(drawn: Drawn, a: Bounded, b: Bounded) -> Bounded:
+    error = a[1] + b[1]
+    return a[0] + b[0], error + _unit(drawn.dtype) * (a[0].abs() + b[0].abs() + error)
+
+
+def _wanted(scan: Scan, data: Data, states: Tensor) -> dict[str, Bounded]:
+    """What a scan and its backward, which is given `states`, are to return."""
+    wide = data.gates.double(), data.tokens.double(), states.double(), data.d_states.double()
+    unit = _unit(scan.drawn.dtype)
     with _tiles(False):
         exact, exact_final = scan.forward(*wide[:2])
         exact_d_tokens, exact_d_gates = scan.backward(wide[0], *wide[2:])
@@ -150,24 +219,27 @@ def check(drawn: Drawn, data: Data) -> None:
             error, final_error, d_error = (torch.zeros_like(e) for e in (error, final_error, d_error))
         # The other factor of a gate's gradient is the state that backward was given.
         _, before_error = scan.backward(torch.zeros_like(wide[0]), wide[2].abs(), d_error)
-    unit = _unit(drawn.dtype)
-    for name, result, wanted, bound in (
-        ("states", states, exact, error),
-        ("final_state", final, exact_final, final_error),
-        ("d_tokens", d_tokens, exact_d_tokens, d_error),
-        ("d_gates", d_gates, exact_d_gates, before_error + unit * (before_error + exact_d_gates.abs())),
-    ):
-        info = torch.finfo(result.dtype)
-        # Then it is rounded once to its dtype.
-        allowed = bound + (wanted.abs() + bound) * info.eps / 2 + info.smallest_normal * info.eps
-        wrong = ~((result.double() - wanted).abs() <= allowed)
-        if wrong.any():
-            where = tuple(int(i) for i in wrong.nonzero()[0])
-            raise AssertionError(
-                f"{name} of {drawn}: {int(wrong.sum())} of {wrong.numel()} elements are off by more than rounding, "
-                f"first at {where}: {result[where].item()!r} instead of {wanted[where].item()!r} ± "
-                f"{allowed[where].item():.2g}"
-            )
+    return {
+        "states": (exact, error),
+        "final_state": (exact_final, final_error),
+        "d_tokens": (exact_d_tokens, d_error),
+        "d_gates": (exact_d_gates, before_error + unit * (before_error + exact_d_gates.abs())),
+    }
+
+
+def _compare(drawn: Drawn, name: str, result: Tensor, wanted: Bounded) -> None:
+    exact, bound = wanted
+    info = torch.finfo(result.dtype)
+    # Then it is rounded once to its dtype.
+    allowed = bound + (exact.abs() + bound) * info.eps / 2 + info.smallest_normal * info.eps
+    wrong = ~((result.double() - exact).abs() <= allowed)
+    if wrong.any():
+        where = tuple(int(i) for i in wrong.nonzero()[0])
+        raise AssertionError(
+            f"{name} of {drawn}: {int(wrong.sum())} of {wrong.numel()} elements are off by more than rounding, "
+            f"first at {where}: {result[where].item()!r} instead of {exact[where].item()!r} ± "
+            f"{allowed[where].item():.2g}"
+        )
 
 
 def _unit(dtype: torch.dtype) -> float:
@@ -263,7 +335,7 @@ def main(arguments: list[str]) -> int:
             if load is not None:
                 load.more(choose)
             try:
-                check(drawn, Data.of(drawn, choose))
+                (check_both if drawn.both else check)(drawn, Data.of(drawn, choose))
             except AssertionError as error:
                 print(f"launch {number}: {error}", file=sys.stderr)
                 return 1

@@ -216,6 +216,21 @@ def test_rows_that_end_within_many_groups_are_two_scans(
 
 
 @LAUNCHED
+def test_rows_without_room_for_their_programs_are_two_scans(
+    launches: list[str], kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Backward of float32 has room for 4 programs on a multiprocessor, where the row takes 5.
+    leaves = [t.requires_grad_() for t in _draw(5000, (torch.float32,) * 2, False, kernel_device, (1, 1))]
+    for multiprocessors, wanted in ((2, ["forward_shared", "backward_shared"]), (1, ["forward_shared"]), (0, [])):
+        launches.clear()
+        launch._plans.clear()
+        monkeypatch.setattr(shared, "_calls", repeat.Known(9))
+        monkeypatch.setattr(configure, "multiprocessors", lambda tensor, n=multiprocessors: n)
+        linear_scan_bidirectional(*leaves, reduce="sum").states.sum().backward()
+        assert [name for name in launches if name.endswith("shared")] == wanted
+
+
+@LAUNCHED
 def test_the_branched_name_of_one_branch(launches: list[str], kernel_device: torch.device) -> None:
     gates, tokens = _draw(96, (torch.float32,) * 2, False, kernel_device)
     ahead, back = scan_bidirectional_branched(gates, tokens, gates, tokens)
