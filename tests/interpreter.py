@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -54,6 +55,10 @@ def quicken() -> bool:
     return True
 
 
+class _Failed(BaseException):
+    """Its cause ends the launch. Triton wraps an `Exception` in another at every call, of waiting programs too."""
+
+
 class _Programs:
     """A kernel as the executor calls it, once a program: all begin when the last is there, or when waited for."""
 
@@ -72,10 +77,16 @@ class _Programs:
         if len(self.left) < math.prod(builder.grid_dim):
             return
         _Programs.under_way = self
+        # A program that waits holds some forty calls, and a row may have 128.
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, 20_000))
         try:
             while self.left:
                 self.begin_next()
+        except _Failed as failed:
+            raise failed.__cause__ or failed from None
         finally:
+            sys.setrecursionlimit(limit)
             _Programs.under_way = None
             self.left.clear()
 
@@ -85,7 +96,10 @@ class _Programs:
         before = builder.grid_idx
         index, arguments = self.left.pop(0)
         builder.set_grid_idx(*index)
-        self.kernel(**arguments)
+        try:
+            self.kernel(**arguments)
+        except Exception as error:
+            raise _Failed from error
         builder.grid_idx = before
 
 

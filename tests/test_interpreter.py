@@ -184,11 +184,11 @@ def _wait_for(words_ptr, ahead, out_ptr):
     tl.store(out_ptr + own, word)
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_a_program_waits_for_a_later_one(ahead: int) -> None:
-    words, out = torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
-    _wait_for[(5,)](words, ahead, out)
-    assert out.tolist() == [(own + ahead) % 5 + 1 for own in range(5)]
+@pytest.mark.parametrize(("programs", "ahead"), [(5, 1), (5, 2), (5, 4), (128, 1)])
+def test_a_program_waits_for_a_later_one(programs: int, ahead: int) -> None:
+    words, out = torch.zeros(programs, dtype=torch.int64), torch.zeros(programs, dtype=torch.int64)
+    _wait_for[(programs,)](words, ahead, out)
+    assert out.tolist() == [(own + ahead) % programs + 1 for own in range(programs)]
 
 
 @triton.jit
@@ -199,6 +199,6 @@ def _wait_for_nobody(words_ptr):
 
 def test_a_program_that_would_wait_for_ever_ends_the_launch() -> None:
     with pytest.raises(Exception, match="it would wait for ever"):
-        _wait_for_nobody[(2,)](torch.zeros(1, dtype=torch.int64))
+        _wait_for_nobody[(100,)](torch.zeros(1, dtype=torch.int64))
     # The next launch is one as any.
-    test_a_program_waits_for_a_later_one(1)
+    test_a_program_waits_for_a_later_one(5, 1)
