@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from experiments import store
 from experiments.compose import CONF, settings_of
 from experiments.config import ConfigError
+from experiments.hardware import ROOT
 from experiments.supervise import claimed, supervise
 from experiments.sweep import FAILED, INTERRUPTED, UNUSABLE
 
@@ -44,7 +45,16 @@ def main(config: DictConfig) -> None:
         raise RuntimeError(problem or f"The sweep in {run_folder} ended with exit status {status}.")
 
 
+def _unwritable() -> str | None:
+    """Why the folder of the records cannot be written; asked first, since Hydra would stop there with a traceback."""
+    named = [word.removeprefix("outputs=") for word in sys.argv[1:] if word.startswith("outputs=")]
+    return store.unwritable(ROOT / named[-1]) if named and "," not in named[-1] else None
+
+
 if __name__ == "__main__":
+    if problem := _unwritable():
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(UNUSABLE)
     try:
         main()
     except KeyboardInterrupt:

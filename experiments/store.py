@@ -84,6 +84,17 @@ def full(error: OSError, outputs: Path | str) -> str | None:
     )
 
 
+def unwritable(outputs: Path) -> str | None:
+    """Why nothing can be written below a folder that may not be there yet, in one sentence; None where it can."""
+    there = next(folder for folder in (outputs, *outputs.absolute().parents) if folder.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return None
+    why = "it may not be written" if there.is_dir() else "it is a file"
+    return (
+        f"expected a folder for records, but outputs={outputs} is none ({there}: {why}): name another by outputs=PATH."
+    )
+
+
 def finite(value: Any) -> Any:
     """The value with None for infinities and NaN, which JSON does not have."""
     if isinstance(value, float):

@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ResultsError, claims.ClaimError, latex.LatexError) as error:
         print(error, file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"{error.filename} cannot be used ({error.strerror}): name another folder by --out.", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -396,6 +396,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--claims", type=Path, default=HERE / "claims.yaml", help="the claims (default: %(default)s)")
     asked = parser.parse_args(arguments)
     try:
+        if asked.origin == "outputs" and not asked.outputs.is_dir():
+            raise ResultsError(
+                f"expected a folder that sweeps left records in, but {asked.outputs} is none: name one by --outputs."
+            )
         verdicts = verdicts_of(asked.origin, asked.results, asked.outputs, load_claims(asked.claims))
     except (ClaimError, ResultsError) as error:
         print(f"error: {error}", file=sys.stderr)

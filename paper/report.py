@@ -276,7 +276,7 @@ def _short(file: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page and say where it is; 1 where the results cannot be used."""
+    """Write the page and say where it is; 1 where the results cannot be used, or the page not be written."""
     parser = argparse.ArgumentParser(
         prog="python -m paper.report", description="Write the HTML report of a reproduction."
     )
@@ -292,8 +292,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClaimError, ResultsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(stored, here, shown, verdicts), encoding="utf-8")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(render(stored, here, shown, verdicts), encoding="utf-8")
+    except OSError as error:
+        print(f"error: {out} cannot be written ({error.strerror}): name another file by --out.", file=sys.stderr)
+        return 1
     print(f"The report is {out}.")
     return 0
 

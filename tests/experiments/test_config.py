@@ -14,6 +14,7 @@ import torch
 
 hydra = pytest.importorskip("hydra")
 
+from experiments import store  # noqa: E402
 from experiments.compose import CONF, compose, options, settings_of  # noqa: E402
 from experiments.config import (  # noqa: E402
     NEEDS,
@@ -469,3 +470,25 @@ def test_help_names_every_choice_and_folder():
 def test_outputs_lie_in_the_project_unless_named():
     assert compose().outputs == os.environ["SCAN_OUTPUTS"]
     assert settings("outputs=/elsewhere").outputs == "/elsewhere"
+
+
+@pytest.mark.parametrize("below", ["", "/more"])
+def test_a_folder_that_cannot_hold_records_is_said_before_anything_is_composed(tmp_path, below):
+    file = tmp_path / "file"
+    file.touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "experiment=smoke", f"outputs={file}{below}"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == (
+        f"error: expected a folder for records, but outputs={file}{below} is none ({file}: it is a file): name another "
+        "by outputs=PATH.\n"
+    )
+
+
+def test_a_folder_that_may_not_be_written_and_one_that_is_to_be_made(tmp_path, monkeypatch) -> None:
+    assert store.unwritable(tmp_path / "new" / "folder") is None and not (tmp_path / "new").exists()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    said = store.unwritable(tmp_path / "new")
+    assert said is not None and f"({tmp_path}: it may not be written)" in said
