@@ -223,7 +223,7 @@ def _facts(record: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, fl
     losses = [math.nan if loss is None else loss for loss in result.get("losses") or []]
     case, median = record["case"], statistics.median(result.get("samples_ms") or [math.nan])
     protocol = record.get("protocol") or {}
-    rounded = [end(each) for each in protocol.get("rounded_losses") or []]
+    rounded = [end(each) or math.nan for each in protocol.get("rounded_losses") or [[]]]
     return {
         "graph_breaks": detail.get("graph_breaks"),
         "peak_tensors": detail.get("peak_tensors"),
@@ -232,8 +232,8 @@ def _facts(record: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, fl
         "of_rounding": (result.get("errors") or {}).get("of_rounding"),
         "last_loss": end(losses),
         # Those of the same network with exact states, and with states rounded at random, the mean of the draws.
-        "exact_last_loss": end(protocol.get("exact_losses") or []),
-        "rounded_last_loss": statistics.fmean(each for each in rounded if each is not None) if any(rounded) else None,
+        "exact_last_loss": end(protocol.get("exact_losses") or [math.nan]),
+        "rounded_last_loss": statistics.fmean(rounded),
         "million_tokens_per_s": case["B"] * case["T"] / median / 1e3 if losses else None,
     }
 

@@ -32,6 +32,8 @@ REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
 SPILLED_ELSEWHERE = 8
 # The same, a few times over, where tuning holds a thread to fewer registers than ptxas would take.
 SPILLED_CAPPED = 40
+# The same, on the target of the tables and on others, where programs share rows and one warp holds many groups.
+SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = 24, 88
 # The same where programs share channels, beside the exchange; and of resets and final states of 64 steps a thread.
 SPILLED_SHARED, SPILLED_RESETS = 24, 256
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
@@ -206,6 +208,8 @@ class Kernel(NamedTuple):
             return SPILLED_SHARED
         if self.at_once and self.sequences:
             return SPILLED_RESETS
+        if self.tile.registers is not None and self.tile.window:
+            return SPILLED_SPLIT if target == "sm_90" else SPILLED_SPLIT_ELSEWHERE
         if self.tile.registers is not None and target != "sm_90":
             return SPILLED_CAPPED
         if self.tile.window and self.sequences and not self.even:
@@ -269,7 +273,7 @@ def _check(target: str, kernel: Kernel) -> Code:
     assert code.shuffles <= kernel.shuffles(target)
     assert code.barriers <= kernel.barriers(target)
     most = REGISTERS_LAST if kernel.dim == -2 else REGISTERS_PACKED if kernel.sequences else REGISTERS
-    assert code.registers <= most
+    assert code.registers <= max(most, tile.registers or 0)
     return code
 
 
@@ -296,11 +300,11 @@ def test_rows_shared_by_programs(target: str, kernel: Kernel) -> None:
     assert kernel.tile.window
     code, pairs = _check(target, kernel), kernel.pairs(target)
     assert code.wide_loads >= kernel.inputs * pairs and code.wide_stores >= kernel.outputs * pairs
-    # A ticket; two numbers for others from each tile, or from the last one of a window, and again without resets.
+    # A ticket; a map for others from each tile, or from the last one of a window, and again without resets.
     variants = kernel.scans // 3
     assert code.count(r"atom\.global[\w.:]*\.add") == 1
-    assert code.count(r"atom\.global[\w.:]*\.or\.b64") == 4 * variants
-    # Each number is read whole, by a load that is not kept from an earlier one.
+    assert code.count(r"atom\.global[\w.:]*\.or\.b64") == 2 * variants
+    # Each map is read whole, by a load that is not kept from an earlier one.
     assert code.count(r"ld\.volatile\.global[\w.:]*\.[bu]64") >= 4 * variants
 
 
@@ -313,8 +317,8 @@ def test_channels_last(target: str, kernel: Kernel) -> None:
 def test_channels_shared_by_programs(target: str, kernel: Kernel) -> None:
     assert kernel.tile.window
     code = _check(target, kernel)
-    # The ticket, and two numbers from each tile or window.
-    assert code.count(r"atom\.global[\w.:]*\.add") == 1 and code.count(r"atom\.global[\w.:]*\.or\.b64") >= 4
+    # The ticket, and a map from each tile or window.
+    assert code.count(r"atom\.global[\w.:]*\.add") == 1 and code.count(r"atom\.global[\w.:]*\.or\.b64") >= 2
 
 
 # All where shared memory is least, which decides how many stages a tile has.
