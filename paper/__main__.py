@@ -19,7 +19,7 @@ KINDS = {"brief": brief, "figures": figures, "tables": tables}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Builds and says in one line each what came of it; 1 where results, claims or LaTeX are at fault."""
+    """Builds and says in one line each what came of it; 1 where results, claims, folders or LaTeX are at fault."""
     parser = argparse.ArgumentParser(prog="python -m paper", description=__doc__)
     parser.add_argument("--results", type=Path, default=HERE / "results", help="stored records (default: %(default)s)")
     parser.add_argument(
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{error.filename} cannot be used ({error.strerror}): name another folder by --out.", file=sys.stderr)
+        wanted = "--results must be a folder that can be read, --out one that can be written"
+        print(f"{error.filename} cannot be used ({error.strerror}): {wanted}.", file=sys.stderr)
         return 1
     return 0
 

@@ -321,6 +321,16 @@ def test_wrong_is_hollow_and_failed_is_a_cross_at_the_edge(measured: Measurement
     style.pyplot.close(figure)
 
 
+def test_a_folder_that_cannot_be_built_in_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["--out", str(file / "build")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(str(file)) and said.endswith(
+        "): --results must be a folder that can be read, --out one that can be written.\n"
+    )
+
+
 def test_bad_results_end_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--results", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err

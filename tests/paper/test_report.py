@@ -130,3 +130,11 @@ def test_without_outputs_it_is_about_the_paper(
 def test_results_that_cannot_be_used_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--results", str(tmp_path / "none"), "--outputs", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("error: --results must be a folder of stored records")
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["--outputs", str(tmp_path), "--out", str(file / "index.html")]) == 1
+    said = f"error: {file / 'index.html'} cannot be written ({{}}): name another file by --out.\n"
+    assert capsys.readouterr().err in (said.format("File exists"), said.format("Not a directory"))
