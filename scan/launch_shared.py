@@ -170,12 +170,12 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     constants |= {
         "STATE": tl.float32,
         "TIME": tl.int32,
-        "ONE_WARP": config.num_warps == 1 and config.groups <= 256,
+        "ONE_WARP": config.num_warps == 1,
         "WINDOW": window,
     }
     strides = [stride for a in taken.values() for stride in ((0, 0, 0) if a is None else a.strides)]
     arguments = (sizes.C, sizes.T, sizes.rows, *strides)
     grid = (-(-sizes.rows // config.rows) * tiles, 1, 1)
-    # A ticket, with a line of its own, and a map of each tile in each direction.
+    # The next ticket, with a line of its own, and a map of each tile in each direction.
     n_exchanged = 16 + 2 * sizes.rows * tiles if config.window else 0
     return Launch(getattr(kernels, name), grid, arguments, constants | configure.compile_options(config), n_exchanged)

@@ -1,7 +1,7 @@
 """A scan and a reverse scan of the same gates and tokens, and their sum, as one operation: one launch each way.
 
-It takes eager calls whose rows a tile holds whole (`launch_shared.serves`). What it does not take, `bidirectional.py`
-does, which also computes those gradients that are more than a launch.
+It takes eager calls of rows for which there are tiles (`launch_shared.serves`). What it does not take,
+`bidirectional.py` does, which also computes those gradients that are more than a launch.
 """
 
 from __future__ import annotations

@@ -69,26 +69,20 @@ _PACKED_BACKWARD = {
 }  # fmt: skip
 
 
-# Rows too few to fill a GPU, and long: their programs share a row. Then the fewest of those, whose maps many programs
-# wait for, and where sequences are packed or tiles not whole.
+# Rows too few to fill a GPU, and long: their programs share a row. Then where sequences are packed or tiles not whole.
 _SPLIT_FORWARD = {
-    4: Tile(1, 512, 4, 2, registers=128, window=128),
-    2: Tile(1, 256, 8, 2, registers=96, window=128),
+    4: Tile(1, 256, 4, 1, registers=128, window=128),
+    2: Tile(1, 256, 8, 1, registers=168, window=128),
 }
 _SPLIT_BACKWARD = {
-    4: Tile(1, 256, 4, 1, registers=128, window=128),
-    2: Tile(1, 128, 8, 1, registers=168, window=128),
-}
-_FEWEST_FORWARD = {
-    4: Tile(1, 256, 4, 1, registers=128, window=128),
-    2: Tile(1, 256, 8, 2, registers=96, window=128),
+    4: Tile(1, 256, 4, 1, registers=160, window=128),
+    2: Tile(1, 128, 8, 1, registers=128, window=128),
 }
 _SPLIT_RAGGED_FORWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 256, 8, 4, window=128)}
 _SPLIT_RAGGED_BACKWARD = {4: Tile(1, 256, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
-# Long rows enough for a program each and not for several waves of programs: tiles of which all rows fit at once.
-_SOME_FORWARD = {4: Tile(1, 256, 4, 4, 3), 2: Tile(1, 256, 8, 8, 3)}
-_SOME_BACKWARD = {4: Tile(1, 256, 4, 2, 3), 2: Tile(1, 256, 8, 4, 3)}
-_FEWEST_ROWS, _FEW_ROWS, _SOME_ROWS, _LONG = 32, 384, 704, 16384
+# Long rows of 4 bytes enough for a program each and not for several waves of programs: tiles of which all fit at once.
+_SOME_FORWARD, _SOME_BACKWARD = Tile(1, 256, 4, 4, 3), Tile(1, 256, 4, 2, 3)
+_FEW_ROWS, _SOME_ROWS, _LONG = 384, 704, 16384
 
 
 def time_contiguous(
@@ -101,13 +95,11 @@ def time_contiguous(
         split = (_SPLIT_BACKWARD if backward else _SPLIT_FORWARD)[nearest]
         if packed or T % (split.groups * width):
             split = (_SPLIT_RAGGED_BACKWARD if backward else _SPLIT_RAGGED_FORWARD)[nearest]
-        elif n_rows < _FEWEST_ROWS and not backward:
-            split = _FEWEST_FORWARD[nearest]
         # Numbers of 8 bytes take two registers each.
         return split._replace(width=width, registers=None if itemsize == 8 else split.registers)
-    some = (_SOME_BACKWARD if backward else _SOME_FORWARD)[nearest]
-    if n_rows < _SOME_ROWS and T > _LONG and not packed and T % (some.groups * width) == 0:
-        return some._replace(width=width)
+    some = (_SOME_BACKWARD if backward else _SOME_FORWARD)._replace(width=width)
+    if nearest == 4 and n_rows < _SOME_ROWS and T > _LONG and not packed and T % some.steps == 0:
+        return some
     if packed and T > 512:
         table = (_PACKED_BACKWARD if backward else _PACKED_FORWARD)[nearest]
         rows, groups, num_warps, stages = _of_length(T // max(1, n_sequences), table)
@@ -123,31 +115,24 @@ def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
     return next(entry for longest, entry in table if longest is None or longest >= T)
 
 
-# Both directions of the same rows, each in one tile: the most steps, then the tile. More rows or groups a thread have
-# more bytes under way, until registers leave room for fewer programs.
+# Both directions of the same rows: the most steps, then the tile. More rows or groups a thread have more bytes under
+# way, until registers leave room for fewer programs. Of rows that no tile holds programs share each, at most `window`.
 _SHARED_FORWARD = {
     4: ((128, Tile(2, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 4)),
         (2048, Tile(1, 512, 4, 4, registers=80)), (4096, Tile(1, 1024, 4, 4, registers=128)),
-        (8192, Tile(1, 2048, 4, 8, registers=128))),
+        (131072, Tile(1, 256, 4, 1, registers=128, window=128))),
     2: ((128, Tile(4, 16, 8, 1, registers=80)), (256, Tile(2, 32, 8, 1)), (512, Tile(1, 64, 8, 1)),
-        (1024, Tile(1, 128, 8, 2)), (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4, registers=128)),
-        (8192, Tile(1, 1024, 8, 8, registers=128))),
+        (1024, Tile(1, 128, 8, 2)), (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4)),
+        (8192, Tile(1, 1024, 8, 8, registers=128)), (131072, Tile(1, 128, 8, 1, registers=128, window=128))),
 }  # fmt: skip
 _SHARED_BACKWARD = {
     4: ((128, Tile(1, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 8)),
-        (2048, Tile(1, 512, 4, 4)), (4096, Tile(1, 1024, 4, 4))),
+        (2048, Tile(1, 512, 4, 4)), (16384, Tile(1, 128, 4, 1, registers=128, window=128)),
+        (131072, Tile(1, 256, 4, 1, window=128))),
     2: ((128, Tile(2, 16, 8, 1)), (256, Tile(1, 32, 8, 1)), (512, Tile(1, 64, 8, 1)), (1024, Tile(1, 128, 8, 4)),
-        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4, registers=168))),
+        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 8, registers=80)),
+        (131072, Tile(1, 128, 8, 1, registers=168, window=128))),
 }  # fmt: skip
-# The same for longer rows, whose programs share them, at most `window` a row.
-_SHARED_LONG_FORWARD = {
-    4: Tile(1, 256, 4, 1, registers=128, window=128),
-    2: Tile(1, 256, 8, 1, registers=168, window=64),
-}
-_SHARED_LONG_BACKWARD = {
-    4: Tile(1, 256, 4, 2, registers=128, window=128),
-    2: Tile(1, 128, 8, 1, registers=168, window=128),
-}
 
 
 def shared(T: int, itemsize: int, *, backward: bool, even: bool, n_rows: int = _SOME_ROWS) -> Tile | None:
@@ -158,19 +143,20 @@ def shared(T: int, itemsize: int, *, backward: bool, even: bool, n_rows: int = _
     width = 16 // itemsize
     steps = T if even else T + width - 1
     table = (_SHARED_BACKWARD if backward else _SHARED_FORWARD).get(itemsize, ())
-    tile = next((tile for longest, tile in table if longest >= steps), None)
+    # The largest tile is worth it where a row fills three quarters.
+    filled = [
+        tile for longest, tile in table if longest >= steps and (tile.steps < LARGEST_TILE or 4 * T >= 3 * longest)
+    ]
+    tile = filled[0] if filled else None
+    if tile is None:
+        return None
     if not even:
         # Groups that are cut take more registers: a thread holds two at most.
-        if tile is None or tile.groups > 512:
+        if tile.window or tile.groups > 512:
             return None
         return tile._replace(num_warps=max(tile.num_warps, tile.groups // 64), registers=None)
-    if tile is not None and (tile.steps < LARGEST_TILE or 4 * T >= 3 * LARGEST_TILE):
-        return tile
-    shares = (_SHARED_LONG_BACKWARD if backward else _SHARED_LONG_FORWARD).get(itemsize)
     # Of few long rows either direction alone is split.
-    if shares is None or T > shares.steps * shares.window or (n_rows < _FEW_ROWS and T > _LONG):
-        return None
-    return shares
+    return None if tile.window and n_rows < _FEW_ROWS and T > _LONG else tile
 
 
 def programs_at_once(tile: Tile) -> int:

@@ -6,11 +6,14 @@ is read once and waits twice, however long the row, and maps are composed in an 
 and Garland 2016, "Single-pass Parallel Prefix Scan with Decoupled Look-back", look back over whatever is there: their
 order, and with it the rounding, differs from run to run.)
 
-Progress. Programs take tickets, and wait only for programs with earlier ones. Those have begun, and all that is assumed
-is that a program which has begun is not held up for ever by others which wait: CUDA's resident blocks are not.
+Progress. Programs wait only for programs of smaller numbers. Blocks begin in the order of their numbers, as NVIDIA's
+own scans assume (CUB 2.8.2, agent/agent_scan.cuh: "Blocks are launched in increasing order, so just assign one tile per
+block"), so that those have begun; and a program which has begun is not held up for ever by others which wait: CUDA's
+resident blocks are not. On AMD the number is a ticket that a program takes as it begins; on an H200 that would cost a
+tenth of the time.
 
-Where a row is scanned in both directions, its programs wait for one another. Their tickets are neighbours, so of the
-rows that are under way one has the earliest, and its programs that have not begun are next to begin: all that is
+Where a row is scanned in both directions, its programs wait for one another. Their numbers are neighbours, so of the
+rows that are under way one has the smallest, and its programs that have not begun are next to begin: all that is
 assumed beside is that a GPU has room for the programs of one row, which the host sees to. A row has at most WINDOW,
 each of which reads the maps of all others at once.
 
@@ -25,21 +28,12 @@ from scan.kernels.maps import compose, compose_resets, enter, last_of, numbers
 
 
 @triton.jit
-def take_ticket(exchange_ptr, tiles):
-    """The block of rows and the tile, in scan order, of this program.
-
-    Neighbouring tickets are of neighbouring blocks: the tiles before one of them have begun long ago.
-    """
-    ticket = tl.atomic_add(exchange_ptr, 1, sem="relaxed").to(tl.int32)
-    blocks = tl.num_programs(0) // tiles
-    return ticket % blocks, ticket // blocks
-
-
-@triton.jit
-def take_ticket_of_row(exchange_ptr, tiles):
-    """`take_ticket` where the programs of a row wait for one another: those have neighbouring tickets."""
-    ticket = tl.atomic_add(exchange_ptr, 1, sem="relaxed").to(tl.int32)
-    return ticket // tiles, ticket % tiles
+def own_turn(exchange_ptr):
+    """Which program this is in the order in which programs begin. Nothing is known of it on AMD: a ticket tells."""
+    if tl.target_info.is_hip():
+        return tl.atomic_add(exchange_ptr, 1, sem="relaxed").to(tl.int32)
+    else:
+        return tl.program_id(0)
 
 
 # Bits of a NaN that no published number has: combined with them no number is zero.
@@ -71,12 +65,22 @@ def _publish(at, plane, gate, state, mask):
 
 
 @triton.jit
+def _read_word(at, mask):
+    """Words as they are now; where nothing is asked for, 1."""
+    if tl.target_info.is_hip():
+        # Triton compiles a volatile load for AMD to one that leaves the loop in which a program waits.
+        return tl.where(mask, tl.atomic_or(at, 0, mask=mask, sem="relaxed"), 1)
+    else:
+        return tl.load(at, mask=mask, other=1, volatile=True)
+
+
+@triton.jit
 def _read(at, plane, mask, dtype: tl.constexpr):
     """Maps, and whether they were there: 1 or 0; where nothing is asked for, 1."""
-    word = tl.load(at, mask=mask, other=1, volatile=True)
+    word = _read_word(at, mask)
     there = (word != 0).to(tl.int32)
     if dtype.primitive_bitwidth == 64:
-        other = tl.load(at + plane, mask=mask, other=1, volatile=True)
+        other = _read_word(at + plane, mask)
         gate, state = (word ^ _NO_NUMBER_64).to(dtype, bitcast=True), (other ^ _NO_NUMBER_64).to(dtype, bitcast=True)
         return gate, state, there & (other != 0).to(tl.int32)
     else:
@@ -119,8 +123,8 @@ def _pass(gate, state, before):
 def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.constexpr, AXIS: tl.constexpr):
     """State before this program's tile `[R, 1]`, from the map of the tile and the `carry` before the first tile.
 
-    `exchange` is the zeroed buffer (a ticket, then the maps), the numbers of the rows and which of them exist `[R, 1]`,
-    the number of rows, the tile in scan order and the number of tiles.
+    `exchange` is the zeroed buffer (the next ticket, then the maps), the numbers of the rows and which of them exist
+    `[R, 1]`, the number of rows, the tile in scan order and the number of tiles.
     """
     words, row, rows, n_rows, tile, tiles = exchange
     # Neighbouring words for what a program reads: of one row those of its tiles, else those of its rows.

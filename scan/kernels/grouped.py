@@ -33,7 +33,7 @@ from scan.kernels.columns import (
     store_columns,
     tile_place,
 )
-from scan.kernels.exchange import take_ticket
+from scan.kernels.exchange import own_turn
 from scan.kernels.maps import numbers
 from scan.kernels.rows import leaves_row, own_rows, row_offset, steps_behind, unaligned
 from scan.kernels.tiles import (
@@ -78,7 +78,9 @@ def scan_rows(
     tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
     first_tile, last_tile = 0, tiles
     if WINDOW > 0:
-        block, first_tile = take_ticket(exchange_ptr, tiles)
+        # Programs that begin one after another have neighbouring blocks: tiles before theirs have begun long ago.
+        turn, blocks = own_turn(exchange_ptr), tl.num_programs(0) // tiles
+        block, first_tile = turn % blocks, turn // blocks
         last_tile = first_tile + 1
     b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS, 1 - AXIS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
@@ -224,7 +226,9 @@ def scan_rows_backward(
     tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
     first_tile, last_tile = 0, tiles
     if WINDOW > 0:
-        block, first_tile = take_ticket(exchange_ptr, tiles)
+        # Programs that begin one after another have neighbouring blocks: tiles before theirs have begun long ago.
+        turn, blocks = own_turn(exchange_ptr), tl.num_programs(0) // tiles
+        block, first_tile = turn % blocks, turn // blocks
         last_tile = first_tile + 1
     b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS, 1 - AXIS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)

@@ -14,85 +14,27 @@ import triton
 import triton.language as tl
 
 from scan.kernels.columns import in_scan_order, load_columns, own_columns, place, split_columns, store_columns
-from scan.kernels.exchange import carries_in, take_ticket_of_row
-from scan.kernels.maps import compose_both, last_of
+from scan.kernels.exchange import carries_in, own_turn
 from scan.kernels.rows import own_rows, row_offset, steps_behind
+from scan.kernels.strips import compose_strips, enter_strips, of_tile
 from scan.kernels.tiles import exponentials
-
-
-@triton.jit
-def mirrored(value):
-    """`[R, N]` with the order of groups reversed, for one warp: a shuffle a group, and groups of a thread by name."""
-    R: tl.constexpr = value.shape[0]
-    N: tl.constexpr = value.shape[1]
-    if N <= 32:
-        return tl.gather(value, tl.broadcast_to((tl.arange(0, N) ^ (N - 1))[None, :], [R, N]), 1)
-    else:
-        lane = tl.broadcast_to((tl.arange(0, 32) ^ 31)[None, None, :], [R, N // 32, 32])
-        value = tl.reshape(tl.gather(tl.reshape(value, [R, N // 32, 32]), lane, 2), [R, N])
-        value = halves_swapped(value, 64)
-        if N >= 128:
-            value = halves_swapped(value, 128)
-        if N >= 256:
-            value = halves_swapped(value, 256)
-        tl.static_assert(N <= 256)
-        return value
-
-
-@triton.jit
-def halves_swapped(value, n: tl.constexpr):
-    """`[R, N]` where the halves of every `n` numbers changed places."""
-    R: tl.constexpr = value.shape[0]
-    N: tl.constexpr = value.shape[1]
-    early, late = tl.split(tl.permute(tl.reshape(value, [R, N // n, 2, n // 2]), [0, 1, 3, 2]))
-    return tl.reshape(tl.permute(tl.join(late, early), [0, 1, 3, 2]), [R, N])
-
-
-@triton.jit
-def scan_groups(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
-    """Maps of all groups up to each `[R, N]`, and the same without it; from the last group on if BACK.
-
-    Triton reverses a scan by five shuffles for each value that goes in or comes out, where `mirrored` takes one; across
-    warps a mirror would take shared memory and a dozen barriers. Of one warp maps are mirrored still.
-    """
-    one = tl.full(gate.shape, 1.0, gate.dtype)
-    zero = tl.zeros(gate.shape, gate.dtype)
-    if BACK and ONE_WARP:
-        gate, state = mirrored(gate), mirrored(state)
-    return tl.associative_scan((gate, state, one, zero), 1, compose_both, reverse=BACK and not ONE_WARP)
-
-
-@triton.jit
-def enter_whole(gate, state, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
-    """State before each group `[R, N]` of rows that the tile holds whole, from their maps; from the end if BACK."""
-    _, _, gate, state = scan_groups(gate, state, BACK, ONE_WARP)
-    # Rows begin with a state of zero, which a first gate that is no number has to meet.
-    h = state + gate * 0.0
-    if BACK and ONE_WARP:
-        h = mirrored(h)
-    return h
 
 
 @triton.jit
 def enter_both(map_ahead, map_back, exchange, WINDOW: tl.constexpr, ONE_WARP: tl.constexpr):
     """State before each group `[R, N]` in either direction, from the groups' maps in each.
 
-    Of rows that programs share (WINDOW), what other tiles hold comes in.
+    Rows begin and end with a state of zero; of rows that programs share (WINDOW), what other tiles hold comes in.
     """
-    if WINDOW == 0:
-        return (
-            enter_whole(map_ahead[0], map_ahead[1], False, ONE_WARP),
-            enter_whole(map_back[0], map_back[1], True, ONE_WARP),
-        )
-    else:
-        gate_all, state_all, gate, state = scan_groups(map_ahead[0], map_ahead[1], False, ONE_WARP)
-        _, back_all, gate_back, state_back = scan_groups(map_back[0], map_back[1], True, ONE_WARP)
-        of_tile = last_of(gate_all, 1), last_of(state_all, 1), last_of(back_all, 1, not ONE_WARP)
-        before, behind = carries_in(of_tile[0], of_tile[1], of_tile[2], exchange, WINDOW)
-        h_back = state_back + gate_back * behind
-        if ONE_WARP:
-            h_back = mirrored(h_back)
-        return state + gate * before, h_back
+    within, strips, whole = compose_strips(map_ahead[0], map_ahead[1])
+    within_back, strips_back, whole_back = compose_strips(map_back[0], map_back[1], True, ONE_WARP)
+    before = tl.zeros([map_ahead[0].shape[0], 1], map_ahead[0].dtype)
+    behind = before
+    if WINDOW > 0:
+        of_row = of_tile(whole[0]), of_tile(whole[1]), of_tile(whole_back[1], True, ONE_WARP)
+        before, behind = carries_in(of_row[0], of_row[1], of_row[2], exchange, WINDOW)
+    ahead = enter_strips(within, strips, before)
+    return ahead, enter_strips(within_back, strips_back, behind, True, ONE_WARP)
 
 
 @triton.jit
@@ -151,9 +93,10 @@ def own_tile(exchange_ptr, T, BLOCK: tl.constexpr, WINDOW: tl.constexpr):
     if WINDOW == 0:
         return tl.program_id(0), 0, 1
     else:
+        # Programs of a row wait for one another: they begin one after another.
         tiles = tl.cdiv(T, BLOCK)
-        block, tile = take_ticket_of_row(exchange_ptr, tiles)
-        return block, tile, tiles
+        turn = own_turn(exchange_ptr)
+        return turn // tiles, turn % tiles, tiles
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from scan.kernels.exchange import carry_in
 from scan.kernels.maps import compose_both, compose_resets_both, enter, last_of, numbers
+from scan.kernels.strips import compose_strips, enter_strips, of_tile
 
 
 @triton.jit
@@ -22,6 +23,13 @@ def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.
 
     RESETS: the tile has some; PACKED: others of its row may.
     """
+    if AXIS == 1 and gate.shape[0] == 1 and not PACKED:
+        # Of several rows Triton before 3.7 gives strips another layout, which costs more than they save; with resets
+        # they are no faster.
+        within, before, whole = compose_strips(gate, state)
+        if WINDOW > 0:
+            carry = carry_in(of_tile(whole[0]), of_tile(whole[1]), carry, exchange, WINDOW, PACKED, AXIS)
+        return enter_strips(within, before, carry)
     one = tl.full(gate.shape, 1.0, gate.dtype)
     zero = tl.zeros(gate.shape, gate.dtype)
     if RESETS:
