@@ -182,12 +182,12 @@ def _split(axes: Axes, x: float, y: float) -> None:
         _say(axes, (start + end) / 2, tiles + 0.28, f"window {window}", "center")
     for number in (2, 5, 6):
         _arrow(axes, (places[number] + width / 2, maps - 0.05), (places[7] + 0.02, reader + 0.2))
-    _box(axes, places[7] - 0.32, reader, width + 0.34, 0.2, "ticket 7", GROUPS[2])
+    _box(axes, places[7] - 0.32, reader, width + 0.34, 0.2, "program 7", GROUPS[2])
     _lines(
         axes,
         x,
         reader + 0.32,
-        "ticket 7 holds tile 7; it\ncomposes windows 0 and 1,\nthen tile 6, always in\nthis order",
+        "program 7 holds tile 7; it\ncomposes windows 0 and 1,\nthen tile 6, always in\nthis order",
     )
 
 
