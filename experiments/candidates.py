@@ -9,11 +9,18 @@ A row of T steps is ceil(T / width) groups of 16 bytes each. Tried are, for time
 - stages: 1 where one tile holds a row, 1 and 3 where up to four do, else 3; where rows are packed 3, and where they end
   within a tile also 4 for one warp.
 
-For rows so few and long that programs share them, a tile a program: 128 to 1024 groups, num_warps 1 to 16, such that a
-thread holds 1 to 8 groups; where it holds 4 or 8 also with at most 128 registers a thread.
+For rows so few and long that programs share them, and that are a whole number of tiles, a tile a program:
 
-For long rows, 384 to 703 of them, that are a whole number of tiles: 128 to 1024 groups, num_warps 1 to 16, such that a
-thread holds 1, 2 or 4 groups; stages 2, 3 and 4, as far as shared memory has room.
+- groups and num_warps: 128 to 1024 groups, num_warps 1 to 8, such that a thread holds 4 or 8 groups: fewer hide less of
+  what a program waits for;
+- registers: as many as the compiler likes; in one warp also at most 96, 112, 128, 144, 160, 168 and 200, because there
+  a cap decides how many programs fit; in two at most 128 and 168.
+
+Where such rows end within a tile or are packed: 128 to 1024 groups, num_warps 1 to 16, such that a thread holds 1 to 8
+groups; where it holds 4 or 8 also with at most 128 registers a thread, and in one warp 168.
+
+For long rows of 4 bytes, 384 to 703 of them, that are a whole number of tiles: 128 to 1024 groups, num_warps 1 to 16,
+such that a thread holds 1, 2 or 4 groups; stages 2, 3 and 4, as far as shared memory has room.
 
 For both directions of the same gates and tokens, a tile a row, whose groups follow from T, and one stage:
 
@@ -21,8 +28,7 @@ For both directions of the same gates and tokens, a tile a row, whose groups fol
 - rows: 1, and where a row has at most 32 groups, a warp's, also 2 and 4 of them in one warp;
 - registers: as many as the compiler likes, and where a thread holds 16 steps or more also at most 80, 96 and 128.
 
-For both directions of longer rows, a tile a program: 128 to 512 groups, num_warps 1 to 4, such that a thread holds 16
-or 32 steps, or 64 of 2 bytes; registers as many as the compiler likes, and at most 128 and 168.
+For both directions of longer rows, a tile a program: those of few long rows that have 512 groups at most.
 
 For channels last, tiles of which a thread holds 16 or 32 elements, in groups of 8 or 16 steps:
 
@@ -61,8 +67,9 @@ _MANY_CHANNELS = 8192
 # Elements of one tensor that run ahead in shared memory.
 _LEAST_AHEAD, _MOST_AHEAD = 8192, 32768
 _MANY_ROWS = 12288
-# Steps of the longest rows of which one scan of both directions is made.
-_MOST_SHARED = 2**17
+# Of tiles that programs share: at most so many registers a thread, by num_warps; and the window of all but small ones.
+_LIMITS = {1: (None, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168), 4: (None,), 8: (None,)}
+_WINDOW = 128
 
 
 def launch_shape(case: Case) -> dict[str, Any]:
@@ -108,6 +115,7 @@ def candidates(
     T: int,
     itemsize: int,
     *,
+    backward: bool,
     packed: bool,
     n_rows: int = _MANY_ROWS,
     channels: int | None = None,
@@ -115,16 +123,20 @@ def candidates(
     **shape: Any,
 ) -> list[Tile]:
     """The tiles to be tried, without the present one; the arguments are those of `present`."""
-    chosen = present(T, itemsize, packed=packed, n_rows=n_rows, channels=channels, directions=directions, **shape)
+    shape |= {"backward": backward, "packed": packed, "n_rows": n_rows, "channels": channels, "directions": directions}
+    chosen, width = present(T, itemsize, **shape), max(1, 16 // itemsize)
     if chosen is None:
         return []
+    split = (tuning._SPLIT_BACKWARD if backward else tuning._SPLIT_FORWARD)[2 if itemsize == 2 else 4]
+    some = tuning._SOME_BACKWARD if backward else tuning._SOME_FORWARD
+    some_long = n_rows < tuning._SOME_ROWS and T > tuning._LONG and itemsize > 2 and not packed
     if directions != DIRECTIONS[0]:
-        found = _both_shared(itemsize) if chosen.window else _both_directions(chosen)
+        found = _both_shared(T, itemsize, backward, chosen) if chosen.window else _both_directions(chosen)
     elif channels is not None:
         found = _channels_last(itemsize, n_rows < _MANY_CHANNELS, chosen.window)
     elif chosen.window:
-        found = _split(itemsize, chosen.window)
-    elif n_rows < tuning._SOME_ROWS and T > tuning._LONG and not packed and T % (chosen.groups * chosen.width) == 0:
+        found = _split_cut(itemsize) if packed or T % (split.groups * width) else _split(T, itemsize)
+    elif some_long and T % (some.groups * width) == 0:
         found = _some_rows(T, itemsize)
     else:
         found = _time_contiguous(T, itemsize, packed)
@@ -154,13 +166,27 @@ def _time_contiguous(T: int, itemsize: int, packed: bool) -> list[Tile]:
     return found
 
 
-def _split(itemsize: int, window: int) -> list[Tile]:
+def _by_programs(itemsize: int) -> list[Tile]:
+    """Tiles for programs that share a row of whole tiles."""
+    return [
+        Tile(1, 32 * num_warps * each, 16 // itemsize, num_warps, registers=registers, window=_WINDOW)
+        for (num_warps, limits), each in product(_LIMITS.items(), (4, 8))
+        for registers in limits
+        if 32 * num_warps * each <= 1024
+    ]
+
+
+def _split(T: int, itemsize: int) -> list[Tile]:
+    return [tile for tile in _by_programs(itemsize) if T % tile.steps == 0]
+
+
+def _split_cut(itemsize: int) -> list[Tile]:
     found, width = [], 16 // itemsize
     for groups, num_warps in product((128, 256, 512, 1024), WARPS):
         each = groups // (32 * num_warps)
-        if groups * width <= tuning.LARGEST_TILE and each in (1, 2, 4, 8):
-            for registers in (None, 128) if each >= 4 else (None,):
-                found.append(Tile(1, groups, width, num_warps, registers=registers, window=window))
+        if each in (1, 2, 4, 8):
+            limits = (None,) if each < 4 else (None, 128) if num_warps > 1 else (None, 128, 168)
+            found += [Tile(1, groups, width, num_warps, registers=limit, window=_WINDOW) for limit in limits]
     return found
 
 
@@ -187,15 +213,12 @@ def _both_directions(chosen: Tile) -> list[Tile]:
     return found
 
 
-def _both_shared(itemsize: int) -> list[Tile]:
-    """Tiles that programs share, at most as many a row as one reads the maps of at once."""
-    found, width = [], 16 // itemsize
-    for groups, num_warps, registers in product((128, 256, 512), (1, 2, 4), (None, 128, 168)):
-        steps = groups * width // (32 * num_warps)
-        if steps in (16, 32, 64)[: 2 if itemsize == 4 else 3] and (num_warps > 1 or groups <= 256):
-            window = _MOST_SHARED // (groups * width)
-            found.append(Tile(1, groups, width, num_warps, registers=registers, window=window))
-    return found
+def _both_shared(T: int, itemsize: int, backward: bool, chosen: Tile) -> list[Tile]:
+    """Tiles that programs share; the window holds all of the longest row of the entry of the chosen one."""
+    table = (tuning._SHARED_BACKWARD if backward else tuning._SHARED_FORWARD)[itemsize]
+    most = next(longest for longest, tile in table if longest >= T and tile == chosen)
+    tiles = [tile for tile in _by_programs(itemsize) if tile.groups <= 512]
+    return [tile._replace(window=max(tile.window, most // tile.steps)) for tile in tiles]
 
 
 def _channels_last(itemsize: int, fewer: bool, window: int) -> list[Tile]:

@@ -10,6 +10,7 @@ import argparse
 import ast
 import functools
 import importlib.util
+import itertools
 import math
 import statistics
 import sys
@@ -43,15 +44,12 @@ TABLES = {
     "_PACKED_BACKWARD": "backward, {} bytes, packed, mean length",
     "_SPLIT_FORWARD": "forward, {} bytes, few long rows",
     "_SPLIT_BACKWARD": "backward, {} bytes, few long rows",
-    "_FEWEST_FORWARD": "forward, {} bytes, fewest long rows",
     "_SPLIT_RAGGED_FORWARD": "forward, {} bytes, few long rows that end within a tile or are packed",
     "_SPLIT_RAGGED_BACKWARD": "backward, {} bytes, few long rows that end within a tile or are packed",
     "_SOME_FORWARD": "forward, {} bytes, some long rows",
     "_SOME_BACKWARD": "backward, {} bytes, some long rows",
     "_SHARED_FORWARD": "forward, {} bytes, both directions, T",
     "_SHARED_BACKWARD": "backward, {} bytes, both directions, T",
-    "_SHARED_LONG_FORWARD": "forward, {} bytes, both directions of long rows",
-    "_SHARED_LONG_BACKWARD": "backward, {} bytes, both directions of long rows",
     "_LAST_FORWARD": "forward, {} bytes, channels last, T",
     "_LAST_BACKWARD": "backward, {} bytes, channels last, T",
     "_LAST_SOME_FORWARD": "forward, {} bytes, channels last, some",
@@ -62,6 +60,8 @@ TABLES = {
     "_LAST_ODD_FORWARD": "forward, {} bytes, channels last that begin anywhere",
     "_LAST_ODD_BACKWARD": "backward, {} bytes, channels last that begin anywhere",
 }
+# A table that is a tile alone holds it for numbers of so many bytes.
+LONE = 4
 WIDTH = 120
 
 
@@ -111,11 +111,11 @@ def tables(records: Sequence[Record]) -> tuple[str, list[str]]:
     of_entry: dict[Place | None, list[Record]] = {}
     for record in records:
         of_entry.setdefault(place(record["case"]), []).append(record)
-    lines, said = [], []
+    lines, said, changed = [], [], set()
+    all_decided: dict[str, dict[int, list[tuple[int | None, Config]]]] = {}
     for name, words in TABLES.items():
-        decided: dict[int, list[tuple[int | None, Config]]] = {}
-        table = getattr(tuning, name)
-        for itemsize, value in table.items():
+        decided = all_decided[name] = {}
+        for itemsize, value in _sizes(tuning, name).items():
             least, decided[itemsize] = 0, []
             for at, (longest, config) in enumerate(_entries(value)):
                 bounds = "" if isinstance(value, Tile) else f" up to {longest}" if longest else f" above {least}"
@@ -124,9 +124,10 @@ def tables(records: Sequence[Record]) -> tuple[str, list[str]]:
                 decided[itemsize].append((longest, decision.config))
                 said.append(decision.words)
                 least = longest or least
-        lines += _comments(name)
-        unchanged = all(decided[itemsize] == _entries(value) for itemsize, value in table.items())
-        lines += _source(name) if unchanged else _written(name, decided)
+                changed |= {name} if decision.config != config else set()
+    for names in _statements():
+        lines += _comments(names[0])
+        lines += _written({name: all_decided[name] for name in names}) if changed & {*names} else _source(names[0])
     return "\n".join(lines).strip("\n"), said
 
 
@@ -158,6 +159,9 @@ def _numbered() -> tuple[ModuleType, list[Place]]:
 
     for name in TABLES:
         table = getattr(copy, name)
+        if isinstance(table, copy.Tile):
+            setattr(copy, name, number(table, name, LONE, 0))
+            continue
         for itemsize, value in table.items():
             if isinstance(value, copy.Tile):
                 table[itemsize] = number(value, name, itemsize, 0)
@@ -165,6 +169,12 @@ def _numbered() -> tuple[ModuleType, list[Place]]:
                 numbered = [(longest, number(each, name, itemsize, at)) for at, (longest, each) in enumerate(value)]
                 table[itemsize] = tuple(numbered)
     return copy, places
+
+
+def _sizes(chooser: ModuleType, name: str) -> dict[int, Any]:
+    """What a table holds, by size of element."""
+    table = getattr(chooser, name)
+    return {LONE: table} if isinstance(table, Tile) else table
 
 
 def _entries(value: Any) -> list[tuple[int | None, Config]]:
@@ -178,13 +188,20 @@ def _lines() -> tuple[list[str], dict[str, tuple[int, int]]]:
     text = Path(tuning.__file__).read_text()
     found = {}
     for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = (node.lineno - 1, node.end_lineno or node.lineno)
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                found[ast.unparse(each)] = (node.lineno - 1, node.end_lineno or node.lineno)
     return text.splitlines(), found
 
 
+def _statements() -> list[list[str]]:
+    """The tables, together those that one statement assigns."""
+    _, found = _lines()
+    return [list(names) for _, names in itertools.groupby(TABLES, lambda name: found[name])]
+
+
 def _source(name: str) -> list[str]:
-    """A table as it stands."""
+    """A table as it stands, and what its statement assigns beside it."""
     lines, found = _lines()
     start, stop = found[name]
     return lines[start:stop]
@@ -200,17 +217,21 @@ def _comments(name: str) -> list[str]:
     return [*([] if follows else [""]), *lines[start:stop]]
 
 
-def _written(name: str, decided: Mapping[int, Sequence[tuple[int | None, Config]]]) -> list[str]:
-    """A table with other entries than stand there."""
+def _written(tables: Mapping[str, Mapping[int, Sequence[tuple[int | None, Config]]]]) -> list[str]:
+    """The tables of a statement with other entries than stand there."""
+    (name, decided), *_ = tables.items()
+    if isinstance(getattr(tuning, name), Tile):
+        return [f"{', '.join(tables)} = {', '.join(as_python(of[LONE][0][1]) for of in tables.values())}"]
     if any(isinstance(value, Tile) for value in getattr(tuning, name).values()):
         line = f"{name} = {{{', '.join(f'{size}: {as_python(only)}' for size, ((_, only),) in decided.items())}}}"
-        if len(line) <= WIDTH:
+        if len(line) <= WIDTH and len(_source(name)) == 1:
             return [line]
         return [f"{name} = {{", *(f"    {size}: {as_python(only)}," for size, ((_, only),) in decided.items()), "}"]
     lines = [f"{name} = {{"]
     for itemsize, entries in decided.items():
         lines += _wrapped(itemsize, [f"({longest}, {as_python(config)})" for longest, config in entries])
-    return [*lines, "}  # fmt: skip"]
+    # What takes more lines than one for each size is not what ruff would make of it.
+    return [*lines, _source(name)[-1] if len(lines) == 1 + len(decided) else "}  # fmt: skip"]
 
 
 def as_python(config: Config) -> str:

@@ -1,7 +1,7 @@
 """Candidates are launched as they say, judged like every provider, and change a table only beyond doubt."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,24 @@ from scan import tuning
 from scan.tuning import Tile
 
 CASE = Case("tuning", "kernel", "forward", "float32", 2, 3, 128)
-TABLES = tuple(name for name, value in vars(tuning).items() if isinstance(value, dict) and not name.startswith("__"))
+# A table is a dictionary by size of element, or a tile alone for 4 bytes.
+TABLES = tuple(
+    name for name, value in vars(tuning).items() if isinstance(value, (dict, Tile)) and not name.startswith("__")
+)
 # Lengths, and packings of short and of long sequences.
 SHAPES = [
     (T, itemsize, n)
     for itemsize in (2, 4)
     for T, n in [*((T, 0) for T in (128, 512, 1000, 4096, 4097, 33753, 65536)), (512, 2), (65536, 4096), (65536, 1)]
 ]
+# What may be at most the registers of tiles of one warp and of two that programs share.
+LIMITS = {1: (None, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168)}
 QUICK = Measure(repeats=5, target_ms=0.2, warmup_ms=0.2, longest_call_s=30)
+
+
+def capped(tiles: Collection[Tile]) -> set[tuple[int, int, int | None]]:
+    """The groups, warps and registers of tiles of one warp and of two."""
+    return {(tile.groups, tile.num_warps, tile.registers) for tile in tiles if tile.num_warps <= 2}
 
 
 def the_sweep() -> list[Case]:
@@ -60,14 +70,22 @@ def test_candidates_are_a_modest_set_that_fits(T: int, itemsize: int, n: int, ba
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("backward", [False, True])
 def test_candidates_for_shared_rows_and_channels_are_modest_too(itemsize: int, backward: bool) -> None:
-    shared: dict[str, Any] = {"backward": backward, "packed": False, "n_rows": 1}
-    tried = candidates(2**20, itemsize, **shared)
-    assert 16 <= len(tried) == len(set(tried)) <= 24 and present(2**20, itemsize, **shared) not in tried
-    for tile in tried:
-        assert tile.window == 128 and tile.rows == tile.stages == 1 and tile.width == 16 // itemsize
-        assert tile.groups * tile.width <= tuning.LARGEST_TILE
-        assert tile.groups in (32 * tile.num_warps * each for each in (1, 2, 4, 8))
-        assert tile.registers in (None, 128)
+    shared: dict[str, Any] = {"backward": backward, "n_rows": 1}
+    for T, packed in ((2**20, False), (1_000_003, False), (2**20, True)):
+        tried, chosen = candidates(T, itemsize, packed=packed, **shared), present(T, itemsize, packed=packed, **shared)
+        assert 16 <= len(tried) == len(set(tried)) == len({words(tile) for tile in tried}) <= 26
+        whole = T % 1024 == 0 and not packed
+        for tile in tried:
+            assert tile.window == 128 and tile.rows == tile.stages == 1 and tile.width == 16 // itemsize
+            assert tile.groups * tile.width <= tuning.LARGEST_TILE and tile != chosen
+            assert tile.groups in (32 * tile.num_warps * each for each in ((4, 8) if whole else (1, 2, 4, 8)))
+            limits = (None, 128) if tile.num_warps > 1 else (None, 128, 168)
+            assert tile.registers in (LIMITS.get(tile.num_warps, (None,)) if whole else limits)
+        assert chosen is not None
+        assert not whole or capped({*tried, chosen}) == {
+            (groups, warps, limit) for warps, limits in LIMITS.items() for groups in (128 * warps, 256 * warps)
+            for limit in limits
+        }  # fmt: skip
     for n_rows, least in ((1024, 8), (3072, 16), (12288, 24)):
         channels: dict[str, Any] = {"backward": backward, "packed": False, "n_rows": n_rows, "channels": 1024}
         tried = candidates(4096, itemsize, **channels)
@@ -80,19 +98,18 @@ def test_candidates_for_shared_rows_and_channels_are_modest_too(itemsize: int, b
         assert len({words(tile) for tile in tried}) == len(tried)
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("backward", [False, True])
-def test_candidates_for_some_hundred_long_rows_are_whole_tiles_that_run_ahead(itemsize: int, backward: bool) -> None:
+def test_candidates_for_some_hundred_long_rows_are_whole_tiles_that_run_ahead(backward: bool) -> None:
     some: dict[str, Any] = {"backward": backward, "packed": False, "n_rows": 512}
-    tried = candidates(65536, itemsize, **some)
-    assert 24 <= len(tried) == len(set(tried)) <= 40 and present(65536, itemsize, **some) not in tried
+    tried = candidates(65536, 4, **some)
+    assert 24 <= len(tried) == len(set(tried)) <= 40 and present(65536, 4, **some) not in tried
     for tile in tried:
-        assert tile.rows == 1 and not tile.window and tile.width == 16 // itemsize and tile.stages in (2, 3, 4)
+        assert tile.rows == 1 and not tile.window and tile.width == 4 and tile.stages in (2, 3, 4)
         assert 128 <= tile.groups <= 1024 and tile.groups * tile.width <= tuning.LARGEST_TILE
         assert tile.groups in (32 * tile.num_warps * each for each in (1, 2, 4))
     assert {tile.stages for tile in tried} == {2, 3, 4} and {tile.groups for tile in tried} == {128, 256, 512, 1024}
-    # Rows of another length, or more of them, are those of other tables.
-    for T, n_rows in ((65537, 512), (16384, 512), (65536, 704)):
+    # Rows of another length, or more of them, or of 2 bytes, are those of other tables.
+    for T, itemsize, n_rows in ((65537, 4, 512), (16384, 4, 512), (65536, 4, 704), (65536, 2, 512)):
         many: dict[str, Any] = {"backward": backward, "packed": False, "n_rows": 12288}
         assert candidates(T, itemsize, **{**some, "n_rows": n_rows}) == candidates(T, itemsize, **many)
 
@@ -101,9 +118,10 @@ def test_candidates_for_some_hundred_long_rows_are_whole_tiles_that_run_ahead(it
 @pytest.mark.parametrize("backward", [False, True])
 def test_candidates_for_both_directions_hold_a_row_as_the_present_tile_does(itemsize: int, backward: bool) -> None:
     shape: dict[str, Any] = {"backward": backward, "packed": False, "directions": "shared"}
-    for T in (128, 256, 512, 1024, 2048, 4096, *(() if backward else (8192,))):
+    for T in (longest for longest, tile in entries_of(shared_table(backward), itemsize) if not tile.window):
         chosen, tried = present(T, itemsize, **shape), candidates(T, itemsize, **shape)
         assert chosen == tuning.shared(T, itemsize, backward=backward, even=True) and chosen not in tried
+        assert chosen is not None
         assert 1 <= len(tried) == len(set(tried)) <= 10
         for tile in tried:
             steps = tile.rows * tile.groups * tile.width / (32 * tile.num_warps)
@@ -114,15 +132,21 @@ def test_candidates_for_both_directions_hold_a_row_as_the_present_tile_does(item
             limits = {each.registers for each in (*tried, chosen) if each._replace(registers=tile.registers) == tile}
             assert limits - {chosen.registers} == ({None, 80, 96, 128} if steps >= 16 else {None}) - {chosen.registers}
         assert len({words(tile) for tile in tried}) == len(tried)
-    # Longer rows programs share.
-    for T in (4104, 16384):
-        chosen, tried = present(T, itemsize, **shape), candidates(T, itemsize, **shape)
-        assert chosen is not None and chosen.window and chosen not in tried
-        assert 10 <= len(tried) == len(set(tried)) == len({words(tile) for tile in tried}) <= 36
-        for tile in tried:
-            steps = tile.groups * tile.width // (32 * tile.num_warps)
-            assert tile.steps * tile.window == 2**17 and steps in (16, 32, 64) and tile.stages == 1
-            assert tile.num_warps > 1 or tile.groups <= 256
+    # Longer rows programs share: at most as many as the window says, whatever row of the entry it is.
+    for longest, taken in entries_of(shared_table(backward), itemsize):
+        for T in (longest // 2 + 8, longest) if taken.window else ():
+            chosen, tried = present(T, itemsize, **shape), candidates(T, itemsize, **shape)
+            assert chosen == taken and taken not in tried
+            assert 16 <= len(tried) == len(set(tried)) == len({words(tile) for tile in tried}) <= 24
+            for tile in tried:
+                steps = tile.groups * tile.width // (32 * tile.num_warps)
+                assert tile.window == max(128, longest // tile.steps) and steps in (16, 32, 64)
+                assert tile.rows == tile.stages == 1 and tile.steps < tuning.LARGEST_TILE
+                assert tile.num_warps in (1, 2, 4) and (tile.num_warps > 1 or tile.groups <= 256)
+            assert capped({*tried, taken}) == {
+                (groups, warps, limit) for warps, limits in LIMITS.items() for groups in (128 * warps, 256 * warps)
+                for limit in limits
+            }  # fmt: skip
     # Two scans are as fast.
     for T, n_rows in ((4097, 12288), (16_388 * 4, 64)):
         assert present(T, itemsize, n_rows=n_rows, **shape) is None
@@ -133,10 +157,20 @@ def test_every_table_is_regenerated() -> None:
     assert set(tuned.TABLES) == set(TABLES), "experiments/tuned.py has to know each table, and the sweep its entries"
 
 
+def sizes_of(name: str) -> dict[int, Any]:
+    """What a table holds, by size of element."""
+    table = getattr(tuning, name)
+    return {4: table} if isinstance(table, Tile) else table
+
+
 def entries_of(name: str, itemsize: int) -> list[Any]:
     """What a table holds for a size of element: entries with what they are for, or one for all."""
-    value = getattr(tuning, name)[itemsize]
+    value = sizes_of(name)[itemsize]
     return [(None, value)] if isinstance(value, Tile) else list(value)
+
+
+def shared_table(backward: bool) -> str:
+    return "_SHARED_BACKWARD" if backward else "_SHARED_FORWARD"
 
 
 def test_the_sweep_covers_every_entry_of_every_table() -> None:
@@ -144,13 +178,13 @@ def test_the_sweep_covers_every_entry_of_every_table() -> None:
     entries = {
         (name, itemsize, at)
         for name in TABLES
-        for itemsize in getattr(tuning, name)
+        for itemsize in sizes_of(name)
         for at in range(len(entries_of(name, itemsize)))
     }
     assert {tuned.place(vars(case)) for case in cases} == entries
     tried = [tile for case in cases for tile in candidates(case.T, tuned.ITEMSIZES[case.dtype], **launch_shape(case))]
-    assert 2380 < len(tried) < 2480, "the README says how many, and how long they take"
-    assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16, 32} and max(tile.groups for tile in tried) == 2048
+    assert 2510 < len(tried) < 2610, "the README says how many, and how long they take"
+    assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16, 32} and max(tile.groups for tile in tried) == 1024
 
 
 @hypothesis.given(
@@ -183,29 +217,31 @@ def test_a_record_is_about_the_entry_that_its_launch_takes(
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 def test_a_record_of_both_directions_is_about_the_entry_that_holds_a_row(dtype: str, mode: str) -> None:
     itemsize = tuned.ITEMSIZES[dtype]
-    names = ("_SHARED_FORWARD", "_SHARED_LONG_FORWARD")
-    if mode == "backward":
-        names = ("_SHARED_BACKWARD", "_SHARED_LONG_BACKWARD")
-    for T in (8, 128, 136, 1000, 4096, 7168, 8192, 16384):
-        name = names[T > (8192 if mode == "forward" else 4096)]
-        case = replace(CASE, T=T, dtype=dtype, mode=mode, directions="shared")
+    name = shared_table(mode == "backward")
+    for T in (8, 128, 136, 1000, 4096, 4104, 7168, 8192, 16384, 16392, 2**17):
+        case = replace(CASE, C=192, T=T, dtype=dtype, mode=mode, directions="shared")
         entry = tuned.place(vars(case))
         assert entry is not None and entry[:2] == (name, itemsize)
+        least, longest = (0, *(each for each, _ in entries_of(name, itemsize)))[entry[2] :][:2]
+        # Rows that would leave a quarter of the largest tile empty are those of the next entry.
+        assert least < T <= longest or (least == 8192 and T < 6144)
         assert entries_of(name, itemsize)[entry[2]][1] == present(T, itemsize, **launch_shape(case))
-    # Vectors that are cut, two scans, and what is not measured as `shared`.
-    others: list[dict[str, Any]] = [{"T": T} for T in (129, 1001, 4101, 2**18)]
+    # Vectors that are cut, few long rows and longer ones, which are two scans, and what is not measured as `shared`.
+    others: list[dict[str, Any]] = [{"T": T} for T in (129, 1001, 4101, 16392, 2**18)]
     for other in (*others, {"directions": "shared_sum"}, {"directions": "branched"}, {"dim": -2}):
         case = replace(CASE, **{"dtype": dtype, "mode": mode, "directions": "shared", **other})
         assert tuned.place(vars(case)) is None
 
 
 def test_saying_what_is_taken_leaves_the_tables_alone() -> None:
-    before = {name: dict(getattr(tuning, name)) for name in TABLES}
-    others: list[dict[str, Any]] = [{}, {"C": 1, "T": 100_000}, {"dim": -2, "T": 1000}, {"directions": "shared"}]
+    before = {name: dict(sizes_of(name)) for name in TABLES}
+    others: list[dict[str, Any]] = [
+        {}, {"C": 1, "T": 100_000}, {"C": 200, "T": 2**16}, {"dim": -2, "T": 1000}, {"directions": "shared"},
+    ]  # fmt: skip
     for case in (replace(CASE, **other) for other in others):
         assert tuned.place(vars(case)) is not None
-    assert {name: getattr(tuning, name) for name in TABLES} == before
-    tables = (tuning._LAST_FEW_SHORT, tuning._SPLIT_FORWARD)
+    assert {name: sizes_of(name) for name in TABLES} == before
+    tables = (tuning._LAST_FEW_SHORT, tuning._SPLIT_FORWARD, sizes_of("_SOME_FORWARD"))
     assert all(tile.num_warps > 0 for table in tables for tile in table.values())
 
 
@@ -420,7 +456,7 @@ def test_the_tables_stay_where_nothing_is_faster_and_print_as_they_stand() -> No
     assert executed(text) == now
     assert all(f"\n{block}\n" in Path(tuning.__file__).read_text() for block in text.split("\n\n")), "letter by letter"
     assert all(len(line) <= 120 for line in text.splitlines())
-    assert len(said) == sum(len(entries_of(name, size)) for name, table in now.items() for size in table)
+    assert len(said) == sum(len(entries_of(name, size)) for name in now for size in sizes_of(name))
     assert said[0].endswith(f"stays, the best of {1 + len(candidates(128, 4, backward=False, packed=False))}")
 
 
@@ -464,15 +500,19 @@ def test_rows_that_end_within_a_tile_and_packed_rows_have_tables_of_their_own(ca
 @pytest.mark.parametrize(
     ("cases", "name", "at", "tile"),
     [
-        ([replace(CASE, B=1, C=64, T=2**20)], "_SPLIT_FORWARD", None, Tile(1, 1024, 4, 4, registers=128, window=128)),
-        ([replace(CASE, B=1, C=1, T=2**20)], "_FEWEST_FORWARD", None, Tile(1, 512, 4, 2, registers=128, window=128)),
+        ([replace(CASE, B=1, C=64, T=2**20)], "_SPLIT_FORWARD", None, Tile(1, 1024, 4, 4, window=128)),
+        ([replace(CASE, B=1, C=C, T=T) for C, T in ((64, 65536), (1, 2**20))], "_SPLIT_FORWARD", None,
+         Tile(1, 256, 4, 1, registers=144, window=128)),
         ([replace(CASE, B=1, C=64, T=65537, mode="backward"), replace(CASE, B=1, C=64, T=65536, lengths="64x1024",
           mode="backward")], "_SPLIT_RAGGED_BACKWARD", None, Tile(1, 512, 4, 8, window=128)),
         ([replace(CASE, B=1, C=512, T=65536)], "_SOME_FORWARD", None, Tile(1, 512, 4, 4, 2)),
         ([replace(CASE, T=128, directions="shared")], "_SHARED_FORWARD", 0, Tile(4, 32, 4, 1, registers=96)),
-        ([replace(CASE, T=8192, directions="shared")], "_SHARED_FORWARD", 6, Tile(1, 2048, 4, 32)),
-        ([replace(CASE, T=8192, directions="shared", mode="backward")], "_SHARED_LONG_BACKWARD", None,
-         Tile(1, 512, 4, 4, registers=168, window=64)),
+        ([replace(CASE, B=1, C=512, T=65536, mode="backward")], "_SOME_BACKWARD", None, Tile(1, 1024, 4, 16, 4)),
+        ([replace(CASE, T=4096, directions="shared")], "_SHARED_FORWARD", 5, Tile(1, 1024, 4, 32)),
+        ([replace(CASE, T=8192, directions="shared", mode="backward")], "_SHARED_BACKWARD", 5,
+         Tile(1, 512, 4, 2, registers=168, window=128)),
+        ([replace(CASE, C=768, T=T, directions="shared", mode="backward") for T in (65536, 2**17)], "_SHARED_BACKWARD",
+         6, Tile(1, 128, 4, 1, registers=112, window=256)),
         ([replace(CASE, T=T, directions="shared", mode="backward") for T in (1024, 768)], "_SHARED_BACKWARD", 3,
          Tile(1, 256, 4, 2, registers=128)),
         ([replace(CASE, dim=-2, B=8, C=1536, T=1024)], "_LAST_FORWARD", 0, Tile(64, 8, 8, 8, 2)),
@@ -480,8 +520,8 @@ def test_rows_that_end_within_a_tile_and_packed_rows_have_tables_of_their_own(ca
         ([replace(CASE, dim=-2, B=8, C=1537, T=2048)], "_LAST_ODD_FORWARD", None, Tile(32, 8, 16, 4)),
     ],
     ids=[
-        "few rows", "fewest rows", "few ragged rows", "some rows", "both directions", "longer rows of both directions",
-        "rows of both directions that programs share",
+        "few rows", "few rows and a row", "few ragged rows", "some rows", "some rows backward", "both directions",
+        "longer rows of both directions", "rows of both directions that programs share", "the longest of those",
         "two lengths of both directions", "channels", "few channels", "odd channels",
     ],
 )  # fmt: skip
@@ -490,13 +530,16 @@ def test_shared_rows_and_channels_have_tables_of_tiles(
 ) -> None:
     text, said = tuned.tables([record(case, {tile: 0.8}) for case in cases])
     changed, now = executed(text), executed(tuned.tables([])[0])
-    before = now[name][4] if at is None else now[name][4][at][1]
+    before = entries_of(name, 4)[at or 0][1]
     (line,) = [line for line in said if "instead of" in line]
     assert line.endswith(f"{tuned.as_python(tile)} instead of {tuned.as_python(before)}, 20.0 % faster")
     wanted = tile if at is None else (*now[name][4][:at], (now[name][4][at][0], tile), *now[name][4][at + 1 :])
-    assert changed[name] == {**now[name], 4: wanted}
+    assert changed[name] == (wanted if isinstance(now[name], Tile) else {**now[name], 4: wanted})
     assert {**changed, name: 0} == {**now, name: 0}
     assert all(len(line) <= 120 for line in text.splitlines())
+    # In the form in which it stands; where entries go by length, but for the ends of lines.
+    back, stood = text.replace(tuned.as_python(tile), tuned.as_python(before)), tuned.tables([])[0]
+    assert back == stood if at is None else back.split() == stood.split()
     # Only where all cases of an entry agree.
     stays = record(replace(cases[0], seed=1), {tile: 1.5})
     assert executed(tuned.tables([*(record(case, {tile: 0.8}) for case in cases), stays])[0]) == now
