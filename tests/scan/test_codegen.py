@@ -6,6 +6,7 @@ Each kernel is compiled through `scan.launch`, with the configurations, constant
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -138,20 +139,32 @@ class Kernel(NamedTuple):
         return self.tile.rows * self.tile.groups < LANES[target] * self.tile.num_warps
 
     @property
+    def in_strips(self) -> bool:
+        """Whether groups are scanned in strips of 32: of one row that is not packed."""
+        return self.dim == -1 and self.tile.rows == 1 and not self.sequences
+
+    @property
+    def variants(self) -> int:
+        """Packed rows forward have code of their own for tiles where no sequence begins or ends."""
+        quick = self.name == "forward" and self.sequences and self.even and 256 <= self.tile.steps <= 2048
+        return 2 if quick else 1
+
+    @property
     def scans(self) -> int:
-        """Parallel scans in the code: packed rows forward have another for tiles where no sequence begins or ends."""
-        steps, forward = self.tile.groups * self.tile.width, self.name == "forward"
-        scans = 2 if forward and self.sequences and self.even and 256 <= steps <= 2048 else 1
+        """Parallel scans in the code: of groups, which are several strips; then of maps of tiles and of windows."""
+        scans = 2 if self.in_strips and self.tile.groups > 32 else 1
         if self.tile.window:
-            return 3 * scans  # of maps of tiles and of maps of windows, too
-        results = (self.final and self.sequences) if forward else not self.sequences
-        return 2 * scans if results and self.even and self.one_tile and self.tile in TWICE else scans
+            return (scans + 2) * self.variants
+        results = (self.final and self.sequences) if self.name == "forward" else not self.sequences
+        twice = results and self.even and self.one_tile and self.tile in TWICE
+        return scans * self.variants * (2 if twice else 1)
 
     def shuffles(self, target: str) -> int:
         """How many a tile may take.
 
-        A scan of pairs (gate, state) that also yields the prefix before each pair combines 4 values: 4 shuffles a round
-        for each pair that a thread holds, and 8 more to bring what lies across warps, or across the pairs of a thread.
+        In strips a scan combines the 2 values of a map: 2 shuffles a round for each that a thread holds, one for the
+        state of its neighbour, and 2 for the map of the whole strip where there are several. The scan over strips
+        combines 4 values, those before each as well; one of all groups does so in every round.
         The state after a tile is one sum for each row that a thread holds part of, within the warp and across warps;
         where final states of sequences are stored, Triton may take it in the layout of those too.
         Where rows begin anywhere, the rows of a program agree on how far one can read: 64 bits of every input.
@@ -162,8 +175,18 @@ class Kernel(NamedTuple):
         if self.dim == -2:
             lanes = max(1, lanes * self.channels(target) // rows)
         pairs, rounds = self.pairs(target), _log2(min(lanes, groups))
-        tiles = self.scans // 3 if self.tile.window else self.scans
-        shuffles = tiles * pairs * (4 * rounds + 8)
+        if self.in_strips:
+            rounds = min(5, rounds)
+            scan = 2 * rounds + 1 + (2 if pairs > 1 else 0) + (2 if groups > 32 else 0)
+            # Across the warps, and where a warp holds strips side by side, in another round.
+            scan += 4 * (1 if warps > 1 else 0)
+            scan += 4 * (2 if lanes > 32 and groups > 32 else 0)
+        elif self.dim == -2:
+            scan = 4 * rounds + 8
+        else:
+            scan = 4 * (rounds + _brought(pairs, 2 * lanes <= groups, warps))
+        rounds = _log2(min(lanes, groups))
+        shuffles = self.variants * pairs * scan * (1 if self.tile.window or self.scans < 3 else self.scans // 2)
         if self.final or not self.one_tile:
             sums = 2 if self.final and self.sequences else 1
             shuffles += sums * min(rows, pairs) * (rounds + _log2(warps))
@@ -171,34 +194,42 @@ class Kernel(NamedTuple):
             shuffles += self.inputs * 2 * _log2(rows)
         if self.tile.window:
             # The map of the tile is two sums. Maps of tiles, and of windows, take a minimum, which says whether all are
-            # there, a scan of two values and two sums.
+            # there, a scan of two values and two sums. NVIDIA's warps have an instruction for the minimum.
             held, total = max(1, self.tile.window // (LANES[target] * warps)), _log2(LANES[target]) + _log2(warps)
-            scan = held * 2 * (_log2(LANES[target]) + 2)
-            shuffles += tiles * (2 * total + 2 * (3 * total + scan))
+            least = total if target.startswith("gfx") else _log2(warps)
+            scan = held * 2 * (_log2(LANES[target]) + _brought(held, held > 1, warps))
+            shuffles += self.variants * (2 * total + 2 * (least + 2 * total + scan))
         return shuffles
 
     def barriers(self, target: str) -> int:
         """How many a tile may take.
 
-        The parts of a scan in different warps meet in shared memory, the sum of the carry meets there twice, each time
-        for as many rows as a warp has lanes; each meeting is one barrier after writing and one before what was read is
-        overwritten. A pipeline waits for each of its loads ahead and once more for all. A final state may change its
+        The parts of a scan in different warps meet in shared memory: a barrier after writing and one before what was
+        read is overwritten, which the last scan of a tile that is alone does without. Those of a sum, as of the carry,
+        meet there twice, with one barrier between, each time for as many rows as a warp has lanes. A pipeline waits for
+        each of its loads ahead and once more for all; warps which meet anyway wait there. A final state may change its
         layout on the way; each column may where sequences end anywhere, and where channels are no whole vectors or
-        fewer than threads. Where programs share a row, the ticket is told to all, and every total and scan of the
-        exchange meets twice.
+        fewer than threads. Where programs share a row, every total and scan of the exchange meets, and on AMD the
+        ticket is told to all.
         """
-        meetings, many = 0, self.tile.num_warps > 1
+        barriers, many = 0, self.tile.num_warps > 1
         if many:
-            meetings += self.scans
-            if self.final or not self.one_tile:
-                meetings += 2 * max(1, self.tile.rows // 32)
+            carried = self.final or not self.one_tile
+            own = self.variants if self.tile.window or self.in_strips else self.scans
+            barriers += own * (2 if carried or self.dim == -2 else 1)
+            if carried:
+                barriers += (4 if self.dim == -2 else 3) * max(1, self.tile.rows // 32)
             if self.dim == -2 and (self.rows == ODD or self.is_thin(target)):
-                meetings += self.inputs * self.tile.width
+                barriers += 2 * self.inputs * self.tile.width
+            if self.tile.window:
+                barriers += self.variants * (2 * 3 + 2 * (3 + 2 + 2 * 3))
         if self.final and (self.sequences or many):
-            meetings += self.tile.width + self.scans - 1 if self.sequences else 1
-        if self.tile.window:
-            meetings += 1 + self.scans // 3 * 2 * (2 + 2 * 4)
-        return 2 * meetings + (self.tile.stages + 1 if self.tile.stages > 1 else 0)
+            barriers += 2 * (self.tile.width + self.scans - 1 if self.sequences else 1)
+        if self.tile.window and target.startswith("gfx"):
+            barriers += 2
+        if self.tile.stages > 1:
+            barriers += self.tile.stages + (-1 if many and self.dim == -1 else 1)
+        return barriers
 
     def spilled(self, target: str) -> int:
         """Bytes that may be spilled."""
@@ -219,6 +250,16 @@ class Kernel(NamedTuple):
 
 def _log2(n: int) -> int:
     return n.bit_length() - 1
+
+
+def _brought(pairs: int, longer: bool, warps: int) -> int:
+    """Shuffles for each value of a scan beside its rounds: between warps, or from one pair of a thread to the next.
+
+    `longer`: of pairs that lie one after another in a warp that is alone, one more brings the last to all lanes.
+    """
+    if warps > 1:
+        return 1
+    return 2 if longer else 1 if pairs > 1 else 0
 
 
 KERNELS, DTYPES = ("forward", "backward"), (torch.float32, torch.bfloat16)
@@ -250,6 +291,7 @@ FEW = _kernels((4097, 16_384))
 FEW_PACKED = _kernels((512,), 2) + _kernels((4096,), 64)
 FEW_LAST = [k for rows in (SOME, ODD, WIDE) for k in _kernels((4096 if rows == WIDE else 512,), dim=-2, rows=rows)]
 FEW_SHARED = _kernels((32_768,), 0, 2, rows=FEW_ROWS)
+WAITING = FEW_SHARED + _kernels((4096,), dim=-2, rows=FEW_CHANNELS)
 ELSEWHERE = tuple(t for t in TARGETS if t != "sm_90")
 
 
@@ -300,12 +342,25 @@ def test_rows_shared_by_programs(target: str, kernel: Kernel) -> None:
     assert kernel.tile.window
     code, pairs = _check(target, kernel), kernel.pairs(target)
     assert code.wide_loads >= kernel.inputs * pairs and code.wide_stores >= kernel.outputs * pairs
-    # A ticket; a map for others from each tile, or from the last one of a window, and again without resets.
-    variants = kernel.scans // 3
-    assert code.count(r"atom\.global[\w.:]*\.add") == 1
+    # No ticket; a map for others from each tile, or from the last one of a window, and again without resets.
+    variants = kernel.variants
+    assert code.count(r"atom\.global[\w.:]*\.add") == 0
     assert code.count(r"atom\.global[\w.:]*\.or\.b64") == 2 * variants
     # Each map is read whole, by a load that is not kept from an earlier one.
     assert code.count(r"ld\.volatile\.global[\w.:]*\.[bu]64") >= 4 * variants
+
+
+@_everywhere(WAITING, ("sm_90", "gfx942"))
+def test_a_program_that_waits_reads_again(target: str, kernel: Kernel) -> None:
+    code = kernel.code(target)
+    # An atomic that returns what was there (sc0), or a load that is not kept from an earlier one.
+    read = r"(buffer|global)_atomic_or_x2 .* sc0$" if code.amd else r"ld\.volatile\.global[\w.:]*\.[bu]64"
+    # A program waits for the tiles of its window and for the windows before, and loops nowhere else.
+    loops = code.inner_loops
+    assert len(loops) == 2 * kernel.variants
+    # A thread reads again all words that it has of the maps of a window.
+    words = max(1, kernel.tile.rows * kernel.tile.window // (LANES[target] * kernel.tile.num_warps))
+    assert all(len(re.findall(read, loop, re.MULTILINE)) >= words for loop in loops)
 
 
 @_everywhere(LAST + LAST_PACKED + LAST_SHORT, ("sm_90",))
@@ -317,8 +372,8 @@ def test_channels_last(target: str, kernel: Kernel) -> None:
 def test_channels_shared_by_programs(target: str, kernel: Kernel) -> None:
     assert kernel.tile.window
     code = _check(target, kernel)
-    # The ticket, and a map from each tile or window.
-    assert code.count(r"atom\.global[\w.:]*\.add") == 1 and code.count(r"atom\.global[\w.:]*\.or\.b64") >= 2
+    # No ticket; a map from each tile or window.
+    assert code.count(r"atom\.global[\w.:]*\.add") == 0 and code.count(r"atom\.global[\w.:]*\.or\.b64") >= 2
 
 
 # All where shared memory is least, which decides how many stages a tile has.
