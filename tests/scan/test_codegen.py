@@ -150,14 +150,18 @@ class Kernel(NamedTuple):
         return 2 if quick else 1
 
     @property
+    def twice(self) -> bool:
+        """Whether groups are scanned once for each of two results."""
+        results = (self.final and self.sequences) if self.name == "forward" else not self.sequences
+        return bool(results) and self.even and self.one_tile and self.tile in TWICE
+
+    @property
     def scans(self) -> int:
         """Parallel scans in the code: of groups, which are several strips; then of maps of tiles and of windows."""
         scans = 2 if self.in_strips and self.tile.groups > 32 else 1
         if self.tile.window:
             return (scans + 2) * self.variants
-        results = (self.final and self.sequences) if self.name == "forward" else not self.sequences
-        twice = results and self.even and self.one_tile and self.tile in TWICE
-        return scans * self.variants * (2 if twice else 1)
+        return scans * self.variants * (2 if self.twice else 1)
 
     def shuffles(self, target: str) -> int:
         """How many a tile may take.
@@ -176,17 +180,12 @@ class Kernel(NamedTuple):
             lanes = max(1, lanes * self.channels(target) // rows)
         pairs, rounds = self.pairs(target), _log2(min(lanes, groups))
         if self.in_strips:
-            rounds = min(5, rounds)
-            scan = 2 * rounds + 1 + (2 if pairs > 1 else 0) + (2 if groups > 32 else 0)
-            # Across the warps, and where a warp holds strips side by side, in another round.
-            scan += 4 * (1 if warps > 1 else 0)
-            scan += 4 * (2 if lanes > 32 and groups > 32 else 0)
-        elif self.dim == -2:
-            scan = 4 * rounds + 8
+            scan = 2 * min(5, rounds) + 1 + (2 if pairs > 1 else 0) + (2 if groups > 32 else 0)
+            # Of AMD's a warp holds two strips side by side, which takes a round more.
+            scan += 4 * ((1 if warps > 1 else 0) + (2 if lanes > 32 and groups > 32 else 0))
         else:
-            scan = 4 * (rounds + _brought(pairs, 2 * lanes <= groups, warps))
-        rounds = _log2(min(lanes, groups))
-        shuffles = self.variants * pairs * scan * (1 if self.tile.window or self.scans < 3 else self.scans // 2)
+            scan = 4 * (rounds + (2 if self.dim == -2 else _brought(pairs, 2 * lanes <= groups, warps)))
+        shuffles = self.variants * pairs * scan * (2 if self.twice else 1)
         if self.final or not self.one_tile:
             sums = 2 if self.final and self.sequences else 1
             shuffles += sums * min(rows, pairs) * (rounds + _log2(warps))
@@ -194,10 +193,12 @@ class Kernel(NamedTuple):
             shuffles += self.inputs * 2 * _log2(rows)
         if self.tile.window:
             # The map of the tile is two sums. Maps of tiles, and of windows, take a minimum, which says whether all are
-            # there, a scan of two values and two sums. NVIDIA's warps have an instruction for the minimum.
+            # there, a scan of two values and two sums. NVIDIA's warps have an instruction for the minimum. Of channels
+            # the maps are brought to other threads and back besides, in fewer rounds.
             held, total = max(1, self.tile.window // (LANES[target] * warps)), _log2(LANES[target]) + _log2(warps)
-            least = total if target.startswith("gfx") else _log2(warps)
-            scan = held * 2 * (_log2(LANES[target]) + _brought(held, held > 1, warps))
+            least = total if self.dim == -2 or target.startswith("gfx") else _log2(warps)
+            brought = 2 if self.dim == -2 else _brought(held, held > 1, warps)
+            scan = held * 2 * (_log2(LANES[target]) + brought)
             shuffles += self.variants * (2 * total + 2 * (least + 2 * total + scan))
         return shuffles
 
@@ -215,8 +216,7 @@ class Kernel(NamedTuple):
         barriers, many = 0, self.tile.num_warps > 1
         if many:
             carried = self.final or not self.one_tile
-            own = self.variants if self.tile.window or self.in_strips else self.scans
-            barriers += own * (2 if carried or self.dim == -2 else 1)
+            barriers += self.variants * (2 if self.twice else 1) * (2 if carried or self.dim == -2 else 1)
             if carried:
                 barriers += (4 if self.dim == -2 else 3) * max(1, self.tile.rows // 32)
             if self.dim == -2 and (self.rows == ODD or self.is_thin(target)):

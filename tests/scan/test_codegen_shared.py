@@ -37,11 +37,12 @@ SPILLED_CAPPED = {
 }  # fmt: skip
 SPILLED_CUT = {torch.float32: 0, torch.bfloat16: 16}
 # The same of rows that programs share: of those of 32 programs at most, whose maps are one a thread, on the target of
-# the tables and elsewhere; and of more.
+# the tables and elsewhere; and of more, for which Triton before 3.7 spills some words more.
 SPILLED_LONG = {
     (torch.float32, False): (32, 40, 56), (torch.float32, True): (16, 24, 32),
     (torch.bfloat16, False): (0, 0, 0), (torch.bfloat16, True): (48, 88, 80),
 }  # fmt: skip
+SPILLED_OLD = 24 if OLD else 0
 
 
 class Kernel(NamedTuple):
@@ -107,7 +108,7 @@ class Kernel(NamedTuple):
         kind = self.dtype, self.backward
         if self.tile.window:
             here, elsewhere, many = SPILLED_LONG[kind]
-            return many if self.held > 1 else here if target == "sm_90" else elsewhere
+            return many + SPILLED_OLD if self.held > 1 else here if target == "sm_90" else elsewhere
         if self.tile.registers is not None:
             return SPILLED_CAPPED[kind]
         return 0 if self.even else SPILLED_CUT[self.dtype]
