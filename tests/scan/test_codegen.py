@@ -31,17 +31,17 @@ REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
 # Bytes that may be spilled on other targets than that of the tables, and by a ptxas that came later: one address,
 # stored and loaded once, where ptxas gives a register for another warp.
 SPILLED_ELSEWHERE = 8
-# The same, a few times over, where tuning holds a thread to fewer registers than ptxas would take.
-SPILLED_CAPPED = 40
-# The same, on the target of the tables and on others, where programs share rows and one warp holds many groups.
-SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = 24, 88
+# The same, on the target of the tables and on others, where programs share rows and tuning holds a thread to fewer
+# registers than ptxas would take.
+SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = 0, 16
 # The same where programs share channels, beside the exchange; and of resets and final states of 64 steps a thread.
 SPILLED_SHARED, SPILLED_RESETS = 24, 256
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
 SPILLED_THIN = 8192
-# Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: where they
-# hold whole rows of 2 bytes, backward, or forward with the final states of sequences.
-TWICE = {tuning.Tile(1, 32, 8, 1), tuning.Tile(1, 64, 8, 1), tuning.Tile(1, 256, 8, 4)} if OLD else set()
+# Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: whole rows
+# forward with the final states of sequences, and backward rows of one strip that end within a group.
+TWICE = {tuning.Tile(1, 64, 8, 1)} if OLD else set()
+TWICE_CUT = {tuning.Tile(1, 32, 4, 1), tuning.Tile(1, 32, 8, 1)} if OLD else set()
 
 
 # Batch entries and channels: rows of long tiles, rows of which all fit at once, and few, which programs share.
@@ -152,8 +152,9 @@ class Kernel(NamedTuple):
     @property
     def twice(self) -> bool:
         """Whether groups are scanned once for each of two results."""
-        results = (self.final and self.sequences) if self.name == "forward" else not self.sequences
-        return bool(results) and self.even and self.one_tile and self.tile in TWICE
+        if self.name == "forward":
+            return self.final and self.sequences > 0 and self.even and self.one_tile and self.tile in TWICE
+        return not self.sequences and not self.even and self.tile in TWICE_CUT
 
     @property
     def scans(self) -> int:
@@ -170,7 +171,8 @@ class Kernel(NamedTuple):
         state of its neighbour, and 2 for the map of the whole strip where there are several. The scan over strips
         combines 4 values, those before each as well; one of all groups does so in every round.
         The state after a tile is one sum for each row that a thread holds part of, within the warp and across warps;
-        where final states of sequences are stored, Triton may take it in the layout of those too.
+        where final states of sequences are stored, Triton may take it in the layout of those too. A final state is
+        brought to the thread that stores it.
         Where rows begin anywhere, the rows of a program agree on how far one can read: 64 bits of every input.
         """
         rows, groups, _, warps, *_ = self.tile
@@ -189,6 +191,8 @@ class Kernel(NamedTuple):
         if self.final or not self.one_tile:
             sums = 2 if self.final and self.sequences else 1
             shuffles += sums * min(rows, pairs) * (rounds + _log2(warps))
+        if self.final and self.dim == -1:
+            shuffles += _log2(rows)
         if not self.even:
             shuffles += self.inputs * 2 * _log2(rows)
         if self.tile.window:
@@ -241,8 +245,6 @@ class Kernel(NamedTuple):
             return SPILLED_RESETS
         if self.tile.registers is not None and self.tile.window:
             return SPILLED_SPLIT if target == "sm_90" else SPILLED_SPLIT_ELSEWHERE
-        if self.tile.registers is not None and target != "sm_90":
-            return SPILLED_CAPPED
         if self.tile.window and self.sequences and not self.even:
             return SPILLED_ELSEWHERE  # beside both parts of a group cut by the row, and those of the exchange
         return 0 if target == "sm_90" and VERSION <= (3, 7) else SPILLED_ELSEWHERE
