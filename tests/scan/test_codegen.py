@@ -33,7 +33,7 @@ REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
 SPILLED_ELSEWHERE = 8
 # The same, on the target of the tables and on others, where programs share rows and tuning holds a thread to fewer
 # registers than ptxas would take.
-SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = 0, 16
+SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = (32, 32) if OLD else (0, 16)
 # The same where programs share channels, beside the exchange; and of resets and final states of 64 steps a thread.
 SPILLED_SHARED, SPILLED_RESETS = 24, 256
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
@@ -245,7 +245,7 @@ class Kernel(NamedTuple):
             return SPILLED_RESETS
         if self.tile.registers is not None and self.tile.window:
             return SPILLED_SPLIT if target == "sm_90" else SPILLED_SPLIT_ELSEWHERE
-        if self.tile.window and self.sequences and not self.even:
+        if self.tile.window and (self.sequences or OLD) and not self.even:
             return SPILLED_ELSEWHERE  # beside both parts of a group cut by the row, and those of the exchange
         return 0 if target == "sm_90" and VERSION <= (3, 7) else SPILLED_ELSEWHERE
 
