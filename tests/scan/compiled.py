@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import tempfile
@@ -68,6 +69,22 @@ class Code(NamedTuple):
     @property
     def barriers(self) -> int:
         return self.count(r"s_barrier" if self.amd else r"bar\.sync|barrier\.sync")
+
+    @property
+    def inner_loops(self) -> list[str]:
+        """The code of each loop that holds no other, by the comments in which LLVM says so of every block."""
+        starts = [
+            m.start() for m in re.finditer(r"^(?:(?:\.L|\$L__)BB\d+_\d+|(?:;|//) %bb\.\d+):", self.text, re.MULTILINE)
+        ]
+        blocks = [self.text[a:b] for a, b in itertools.pairwise([*starts, len(self.text)])]
+        loops = {
+            re.findall(r"BB\d+_\d+", block)[0]: block for block in blocks if re.search(r"This Inner Loop Header", block)
+        }
+        for block in blocks:
+            within = re.search(r"in Loop: Header=(BB\d+_\d+)", block)
+            if within and within[1] in loops:
+                loops[within[1]] += block
+        return list(loops.values())
 
 
 class _Driver:

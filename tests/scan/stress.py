@@ -146,8 +146,8 @@ def _both_shared() -> Iterator[None]:
     def tiles(T: int, itemsize: int, *, backward: bool, **_: Any) -> tuning.Tile:
         if INTERPRETING:
             return tuning.Tile(1, 8, 16 // itemsize, 1, window=128)
-        table = tuning._SHARED_LONG_BACKWARD if backward else tuning._SHARED_LONG_FORWARD
-        return table[itemsize]
+        table = (tuning._SHARED_BACKWARD if backward else tuning._SHARED_FORWARD)[itemsize]
+        return next(tile for longest, tile in table if tile.window and longest >= T)
 
     before = tuning.shared, configure.multiprocessors, launch._plans
     tuning.shared, launch._plans = tiles, _PLANS_OF_BOTH  # type: ignore[assignment]

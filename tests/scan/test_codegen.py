@@ -6,6 +6,7 @@ Each kernel is compiled through `scan.launch`, with the configurations, constant
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -30,17 +31,17 @@ REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
 # Bytes that may be spilled on other targets than that of the tables, and by a ptxas that came later: one address,
 # stored and loaded once, where ptxas gives a register for another warp.
 SPILLED_ELSEWHERE = 8
-# The same, a few times over, where tuning holds a thread to fewer registers than ptxas would take.
-SPILLED_CAPPED = 40
-# The same, on the target of the tables and on others, where programs share rows and one warp holds many groups.
-SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = 24, 88
+# The same, on the target of the tables and on others, where programs share rows and tuning holds a thread to fewer
+# registers than ptxas would take.
+SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = (32, 32) if OLD else (0, 16)
 # The same where programs share channels, beside the exchange; and of resets and final states of 64 steps a thread.
 SPILLED_SHARED, SPILLED_RESETS = 24, 256
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
 SPILLED_THIN = 8192
-# Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: where they
-# hold whole rows of 2 bytes, backward, or forward with the final states of sequences.
-TWICE = {tuning.Tile(1, 32, 8, 1), tuning.Tile(1, 64, 8, 1), tuning.Tile(1, 256, 8, 4)} if OLD else set()
+# Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: whole rows
+# forward with the final states of sequences, and backward rows of one strip that end within a group.
+TWICE = {tuning.Tile(1, 64, 8, 1)} if OLD else set()
+TWICE_CUT = {tuning.Tile(1, 32, 4, 1), tuning.Tile(1, 32, 8, 1)} if OLD else set()
 
 
 # Batch entries and channels: rows of long tiles, rows of which all fit at once, and few, which programs share.
@@ -138,22 +139,40 @@ class Kernel(NamedTuple):
         return self.tile.rows * self.tile.groups < LANES[target] * self.tile.num_warps
 
     @property
+    def in_strips(self) -> bool:
+        """Whether groups are scanned in strips of 32: of one row that is not packed."""
+        return self.dim == -1 and self.tile.rows == 1 and not self.sequences
+
+    @property
+    def variants(self) -> int:
+        """Packed rows forward have code of their own for tiles where no sequence begins or ends."""
+        quick = self.name == "forward" and self.sequences and self.even and 256 <= self.tile.steps <= 2048
+        return 2 if quick else 1
+
+    @property
+    def twice(self) -> bool:
+        """Whether groups are scanned once for each of two results."""
+        if self.name == "forward":
+            return self.final and self.sequences > 0 and self.even and self.one_tile and self.tile in TWICE
+        return not self.sequences and not self.even and self.tile in TWICE_CUT
+
+    @property
     def scans(self) -> int:
-        """Parallel scans in the code: packed rows forward have another for tiles where no sequence begins or ends."""
-        steps, forward = self.tile.groups * self.tile.width, self.name == "forward"
-        scans = 2 if forward and self.sequences and self.even and 256 <= steps <= 2048 else 1
+        """Parallel scans in the code: of groups, which are several strips; then of maps of tiles and of windows."""
+        scans = 2 if self.in_strips and self.tile.groups > 32 else 1
         if self.tile.window:
-            return 3 * scans  # of maps of tiles and of maps of windows, too
-        results = (self.final and self.sequences) if forward else not self.sequences
-        return 2 * scans if results and self.even and self.one_tile and self.tile in TWICE else scans
+            return (scans + 2) * self.variants
+        return scans * self.variants * (2 if self.twice else 1)
 
     def shuffles(self, target: str) -> int:
         """How many a tile may take.
 
-        A scan of pairs (gate, state) that also yields the prefix before each pair combines 4 values: 4 shuffles a round
-        for each pair that a thread holds, and 8 more to bring what lies across warps, or across the pairs of a thread.
+        In strips a scan combines the 2 values of a map: 2 shuffles a round for each that a thread holds, one for the
+        state of its neighbour, and 2 for the map of the whole strip where there are several. The scan over strips
+        combines 4 values, those before each as well; one of all groups does so in every round.
         The state after a tile is one sum for each row that a thread holds part of, within the warp and across warps;
-        where final states of sequences are stored, Triton may take it in the layout of those too.
+        where final states of sequences are stored, Triton may take it in the layout of those too. A final state is
+        brought to the thread that stores it.
         Where rows begin anywhere, the rows of a program agree on how far one can read: 64 bits of every input.
         """
         rows, groups, _, warps, *_ = self.tile
@@ -162,43 +181,59 @@ class Kernel(NamedTuple):
         if self.dim == -2:
             lanes = max(1, lanes * self.channels(target) // rows)
         pairs, rounds = self.pairs(target), _log2(min(lanes, groups))
-        tiles = self.scans // 3 if self.tile.window else self.scans
-        shuffles = tiles * pairs * (4 * rounds + 8)
+        if self.in_strips:
+            scan = 2 * min(5, rounds) + 1 + (2 if pairs > 1 else 0) + (2 if groups > 32 else 0)
+            # Of AMD's a warp holds two strips side by side, which takes a round more.
+            scan += 4 * ((1 if warps > 1 else 0) + (2 if lanes > 32 and groups > 32 else 0))
+        else:
+            scan = 4 * (rounds + (2 if self.dim == -2 else _brought(pairs, 2 * lanes <= groups, warps)))
+        shuffles = self.variants * pairs * scan * (2 if self.twice else 1)
         if self.final or not self.one_tile:
             sums = 2 if self.final and self.sequences else 1
             shuffles += sums * min(rows, pairs) * (rounds + _log2(warps))
+        if self.final and self.dim == -1:
+            shuffles += _log2(rows)
         if not self.even:
             shuffles += self.inputs * 2 * _log2(rows)
         if self.tile.window:
             # The map of the tile is two sums. Maps of tiles, and of windows, take a minimum, which says whether all are
-            # there, a scan of two values and two sums.
+            # there, a scan of two values and two sums. NVIDIA's warps have an instruction for the minimum. Of channels
+            # the maps are brought to other threads and back besides, in fewer rounds.
             held, total = max(1, self.tile.window // (LANES[target] * warps)), _log2(LANES[target]) + _log2(warps)
-            scan = held * 2 * (_log2(LANES[target]) + 2)
-            shuffles += tiles * (2 * total + 2 * (3 * total + scan))
+            least = total if self.dim == -2 or target.startswith("gfx") else _log2(warps)
+            brought = 2 if self.dim == -2 else _brought(held, held > 1, warps)
+            scan = held * 2 * (_log2(LANES[target]) + brought)
+            shuffles += self.variants * (2 * total + 2 * (least + 2 * total + scan))
         return shuffles
 
     def barriers(self, target: str) -> int:
         """How many a tile may take.
 
-        The parts of a scan in different warps meet in shared memory, the sum of the carry meets there twice, each time
-        for as many rows as a warp has lanes; each meeting is one barrier after writing and one before what was read is
-        overwritten. A pipeline waits for each of its loads ahead and once more for all. A final state may change its
+        The parts of a scan in different warps meet in shared memory: a barrier after writing and one before what was
+        read is overwritten, which the last scan of a tile that is alone does without. Those of a sum, as of the carry,
+        meet there twice, with one barrier between, each time for as many rows as a warp has lanes. A pipeline waits for
+        each of its loads ahead and once more for all; warps which meet anyway wait there. A final state may change its
         layout on the way; each column may where sequences end anywhere, and where channels are no whole vectors or
-        fewer than threads. Where programs share a row, the ticket is told to all, and every total and scan of the
-        exchange meets twice.
+        fewer than threads. Where programs share a row, every total and scan of the exchange meets, and on AMD the
+        ticket is told to all.
         """
-        meetings, many = 0, self.tile.num_warps > 1
+        barriers, many = 0, self.tile.num_warps > 1
         if many:
-            meetings += self.scans
-            if self.final or not self.one_tile:
-                meetings += 2 * max(1, self.tile.rows // 32)
+            carried = self.final or not self.one_tile
+            barriers += self.variants * (2 if self.twice else 1) * (2 if carried or self.dim == -2 else 1)
+            if carried:
+                barriers += (4 if self.dim == -2 else 3) * max(1, self.tile.rows // 32)
             if self.dim == -2 and (self.rows == ODD or self.is_thin(target)):
-                meetings += self.inputs * self.tile.width
+                barriers += 2 * self.inputs * self.tile.width
+            if self.tile.window:
+                barriers += self.variants * (2 * 3 + 2 * (3 + 2 + 2 * 3))
         if self.final and (self.sequences or many):
-            meetings += self.tile.width + self.scans - 1 if self.sequences else 1
-        if self.tile.window:
-            meetings += 1 + self.scans // 3 * 2 * (2 + 2 * 4)
-        return 2 * meetings + (self.tile.stages + 1 if self.tile.stages > 1 else 0)
+            barriers += 2 * (self.tile.width + self.scans - 1 if self.sequences else 1)
+        if self.tile.window and target.startswith("gfx"):
+            barriers += 2
+        if self.tile.stages > 1:
+            barriers += self.tile.stages + (-1 if many and self.dim == -1 else 1)
+        return barriers
 
     def spilled(self, target: str) -> int:
         """Bytes that may be spilled."""
@@ -210,15 +245,23 @@ class Kernel(NamedTuple):
             return SPILLED_RESETS
         if self.tile.registers is not None and self.tile.window:
             return SPILLED_SPLIT if target == "sm_90" else SPILLED_SPLIT_ELSEWHERE
-        if self.tile.registers is not None and target != "sm_90":
-            return SPILLED_CAPPED
-        if self.tile.window and self.sequences and not self.even:
+        if self.tile.window and (self.sequences or OLD) and not self.even:
             return SPILLED_ELSEWHERE  # beside both parts of a group cut by the row, and those of the exchange
         return 0 if target == "sm_90" and VERSION <= (3, 7) else SPILLED_ELSEWHERE
 
 
 def _log2(n: int) -> int:
     return n.bit_length() - 1
+
+
+def _brought(pairs: int, longer: bool, warps: int) -> int:
+    """Shuffles for each value of a scan beside its rounds: between warps, or from one pair of a thread to the next.
+
+    `longer`: of pairs that lie one after another in a warp that is alone, one more brings the last to all lanes.
+    """
+    if warps > 1:
+        return 1
+    return 2 if longer else 1 if pairs > 1 else 0
 
 
 KERNELS, DTYPES = ("forward", "backward"), (torch.float32, torch.bfloat16)
@@ -250,6 +293,7 @@ FEW = _kernels((4097, 16_384))
 FEW_PACKED = _kernels((512,), 2) + _kernels((4096,), 64)
 FEW_LAST = [k for rows in (SOME, ODD, WIDE) for k in _kernels((4096 if rows == WIDE else 512,), dim=-2, rows=rows)]
 FEW_SHARED = _kernels((32_768,), 0, 2, rows=FEW_ROWS)
+WAITING = FEW_SHARED + _kernels((4096,), dim=-2, rows=FEW_CHANNELS)
 ELSEWHERE = tuple(t for t in TARGETS if t != "sm_90")
 
 
@@ -300,12 +344,25 @@ def test_rows_shared_by_programs(target: str, kernel: Kernel) -> None:
     assert kernel.tile.window
     code, pairs = _check(target, kernel), kernel.pairs(target)
     assert code.wide_loads >= kernel.inputs * pairs and code.wide_stores >= kernel.outputs * pairs
-    # A ticket; a map for others from each tile, or from the last one of a window, and again without resets.
-    variants = kernel.scans // 3
-    assert code.count(r"atom\.global[\w.:]*\.add") == 1
+    # No ticket; a map for others from each tile, or from the last one of a window, and again without resets.
+    variants = kernel.variants
+    assert code.count(r"atom\.global[\w.:]*\.add") == 0
     assert code.count(r"atom\.global[\w.:]*\.or\.b64") == 2 * variants
     # Each map is read whole, by a load that is not kept from an earlier one.
     assert code.count(r"ld\.volatile\.global[\w.:]*\.[bu]64") >= 4 * variants
+
+
+@_everywhere(WAITING, ("sm_90", "gfx942"))
+def test_a_program_that_waits_reads_again(target: str, kernel: Kernel) -> None:
+    code = kernel.code(target)
+    # An atomic that returns what was there (sc0), or a load that is not kept from an earlier one.
+    read = r"(buffer|global)_atomic_or_x2 .* sc0$" if code.amd else r"ld\.volatile\.global[\w.:]*\.[bu]64"
+    # A program waits for the tiles of its window and for the windows before, and loops nowhere else.
+    loops = code.inner_loops
+    assert len(loops) == 2 * kernel.variants
+    # A thread reads again all words that it has of the maps of a window.
+    words = max(1, kernel.tile.rows * kernel.tile.window // (LANES[target] * kernel.tile.num_warps))
+    assert all(len(re.findall(read, loop, re.MULTILINE)) >= words for loop in loops)
 
 
 @_everywhere(LAST + LAST_PACKED + LAST_SHORT, ("sm_90",))
@@ -317,8 +374,8 @@ def test_channels_last(target: str, kernel: Kernel) -> None:
 def test_channels_shared_by_programs(target: str, kernel: Kernel) -> None:
     assert kernel.tile.window
     code = _check(target, kernel)
-    # The ticket, and a map from each tile or window.
-    assert code.count(r"atom\.global[\w.:]*\.add") == 1 and code.count(r"atom\.global[\w.:]*\.or\.b64") >= 2
+    # No ticket; a map from each tile or window.
+    assert code.count(r"atom\.global[\w.:]*\.add") == 0 and code.count(r"atom\.global[\w.:]*\.or\.b64") >= 2
 
 
 # All where shared memory is least, which decides how many stages a tile has.

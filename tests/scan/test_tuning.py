@@ -91,8 +91,7 @@ def test_few_long_rows_are_shared_by_programs(T: int, itemsize: int, backward: b
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 @pytest.mark.parametrize("backward", [False, True])
 def test_some_long_rows_have_tiles_of_which_all_rows_fit_at_once(itemsize: int, backward: bool) -> None:
-    some = (tuning._SOME_BACKWARD if backward else tuning._SOME_FORWARD)[2 if itemsize == 2 else 4]
-    some = some._replace(width=16 // itemsize)
+    some = (tuning._SOME_BACKWARD if backward else tuning._SOME_FORWARD)._replace(width=16 // itemsize)
     assert (some.rows, some.window, some.registers) == (1, 0, None) and some.stages > 1
     steps = some.groups * some.width
 
@@ -101,10 +100,12 @@ def test_some_long_rows_have_tiles_of_which_all_rows_fit_at_once(itemsize: int, 
 
     for T in (16_384 + steps, 65_536, 2**24):
         for n_rows in (384, 512, 703):
-            assert chosen(T, n_rows) == some
+            # Of 2 bytes, tiles of many rows do as well.
+            assert chosen(T, n_rows) == (chosen(T, 2**20) if itemsize == 2 else some)
             # A row that ends within a tile, or within a group, has tiles for that.
             for ragged in (T - 1, T + some.width, T + steps // 2):
-                assert chosen(ragged, n_rows) == chosen(ragged, 2**20) != some
+                assert chosen(ragged, n_rows) == chosen(ragged, 2**20)
+                assert itemsize == 2 or chosen(ragged, n_rows) != some
             # Packed rows have their own however many there are.
             for n in (0, 1, 64):
                 assert chosen(T, n_rows, packed=True, n_sequences=n) == chosen(T, 2**20, packed=True, n_sequences=n)
@@ -112,18 +113,25 @@ def test_some_long_rows_have_tiles_of_which_all_rows_fit_at_once(itemsize: int, 
         assert chosen(T, 383).window and not chosen(T, 384).window
         enough = tuning.time_contiguous(T, itemsize, backward=backward)
         assert enough == chosen(T, 704) == chosen(T, 2**20)
-        # Of 2 bytes, tiles of many rows are those already.
-        assert (enough == some) is (itemsize == 2)
+        assert itemsize == 2 or enough != some
     # Rows of no more than 16384 steps are few or many alike.
     for T in (8192, 16_384 - steps, 16_384):
         assert {chosen(T, n_rows) for n_rows in (1, 383, 384, 703)} == {chosen(T, 704)}
     assert chosen(16_385, 384) == chosen(16_385, 704) and chosen(16_385, 383).window
 
 
-# The longest rows of each tile of both directions; of the last, forward alone.
-SHARED_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+# The longest rows of one tile of both directions, by bytes and whether backward; shorter tiles have half as many steps
+# each, down to 128. Rows that begin or end within a group are held by tiles of 512 groups at most.
+SHARED_LONGEST = {(2, False): 8192, (2, True): 4096, (4, False): 4096, (4, True): 2048}
+# The longest of each tile of rows that programs share.
+SHARED_LONG = {(2, False): (2**17,), (2, True): (2**17,), (4, False): (2**17,), (4, True): (2**14, 2**17)}
 # The most steps that programs share.
 SHARED_MOST = 2**17
+
+
+def _shared_lengths(itemsize: int, backward: bool) -> list[int]:
+    longest = SHARED_LONGEST[itemsize, backward]
+    return [2**power for power in range(7, longest.bit_length())]
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -134,15 +142,15 @@ def test_both_directions_of_a_row_take_the_smallest_tile_that_holds_it(itemsize:
     for T, even in itertools.product((*range(1, 8300), SHARED_MOST, SHARED_MOST + 1), (False, True)):
         forward, back = (tuning.shared(T, itemsize, backward=b, even=even) for b in (False, True))
         assert (forward is None) is (back is None)
-    for shorter, longest in itertools.pairwise((0, *SHARED_LENGTHS[: -1 if backward else None])):
+    for shorter, longest in itertools.pairwise((0, *_shared_lengths(itemsize, backward))):
         # Of the largest tile rows have to fill three quarters, or programs that share them are as fast.
         least = 6144 if longest == 8192 else shorter + 1
         for T in {least, least + width, longest - width, longest}:
             tile = tuning.shared(T, itemsize, backward=backward, even=True)
             assert tile is not None and tile.steps == longest and tile.width == width
             assert tile.stages == 1 and tile.window == 0
-            # A warp has no thread without a group, and one warp mirrors 256 groups at most.
-            assert tile.rows * tile.groups >= 32 * tile.num_warps and (tile.num_warps > 1 or tile.groups <= 256)
+            # A warp has no thread without a group.
+            assert tile.rows * tile.groups >= 32 * tile.num_warps
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -151,13 +159,21 @@ def test_both_directions_of_longer_rows_are_shared_by_programs(itemsize: int, ba
     def chosen(T: int, n_rows: int = 384) -> tuning.Tile | None:
         return tuning.shared(T, itemsize, backward=backward, even=True, n_rows=n_rows)
 
+    begin = SHARED_LONGEST[itemsize, backward]
+    for longest in SHARED_LONG[itemsize, backward]:
+        tile = chosen(longest)
+        assert tile is not None and tile.rows == 1 and tile.stages == 1 and tile.width == 16 // itemsize
+        # All maps of a row are read at once; its programs fit on a GPU of 40 multiprocessors.
+        assert longest <= tile.steps * tile.window and tile.window <= 40 * tuning.programs_at_once(tile)
+        assert tile.num_warps == 1
+        # From the first step on that no tile of one program holds, or fills by three quarters.
+        assert all(chosen(T) == tile for T in (begin + 1, longest - 1, longest))
+        if begin == tuning.LARGEST_TILE:
+            assert all(chosen(T) == tile for T in (begin // 2 + 1, 3 * begin // 4 - 1))
+            assert all(chosen(T) not in (None, tile) for T in (begin // 2, 3 * begin // 4, begin))
+        begin = longest
+    assert chosen(SHARED_MOST + 1) is None and begin == SHARED_MOST
     tile = chosen(16_384)
-    assert tile is not None and tile.rows == 1 and tile.stages == 1 and tile.width == 16 // itemsize
-    # All maps of a row are read at once; its programs fit on a GPU of 40 multiprocessors.
-    assert tile.steps * tile.window == SHARED_MOST and tile.window <= 40 * tuning.programs_at_once(tile)
-    assert tile.num_warps > 1 or tile.groups <= 256
-    assert all(chosen(T) == tile for T in (4097, 6143, 8193, SHARED_MOST))
-    assert chosen(SHARED_MOST + 1) is None and (chosen(8192) == tile) is backward
     # Of few rows either direction alone is split from the same length on.
     assert chosen(16_384, 1) == tile and chosen(16_385, 383) is None
     assert tuning.shared(16_384, itemsize, backward=backward, even=False) is None
@@ -167,8 +183,9 @@ def test_both_directions_of_longer_rows_are_shared_by_programs(itemsize: int, ba
 @pytest.mark.parametrize("backward", [False, True])
 def test_both_directions_of_a_row_that_ends_within_a_group(itemsize: int, backward: bool) -> None:
     # It may begin with the last step of a group, and hold one group more.
-    width, most = 16 // itemsize, 512 * 16 // itemsize
-    for longest in SHARED_LENGTHS:
+    width = 16 // itemsize
+    most = min(512 * width, SHARED_LONGEST[itemsize, backward])
+    for longest in _shared_lengths(itemsize, backward):
         T = longest - width + 1
         tile, whole = (tuning.shared(T, itemsize, backward=backward, even=even) for even in (False, True))
         if longest > most:
