@@ -7,7 +7,6 @@ kernels, on CPU tensors; every test that uses the fixture `device` runs again th
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import random
@@ -70,13 +69,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU, and {why}"))
         if item.get_closest_marker("codegen") and INTERPRETING:
             item.add_marker(pytest.mark.skip(reason="compiles ahead of time: not with TRITON_INTERPRET=1"))
-
-
-def pytest_collection_finish() -> None:
-    # PyTorch and Triton are some million objects: walking over all of them again and again took a tenth of the time.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture(scope="session")
