@@ -124,7 +124,8 @@ def tables(records: Sequence[Record]) -> tuple[str, list[str]]:
                 decided[itemsize].append((longest, decision.config))
                 said.append(decision.words)
                 least = longest or least
-                changed |= {name} if decision.config != config else set()
+                if decision.config != config:
+                    changed.add(name)
     for names in _statements():
         lines += _comments(names[0])
         lines += _written({name: all_decided[name] for name in names}) if changed & {*names} else _source(names[0])
