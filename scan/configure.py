@@ -134,7 +134,7 @@ def _configure_real(
     line = _line(states, sizes, config, even, constants["WHOLE"])
     constants |= {"LINE": line, "ONE_TILE": sizes.T + line - 1 <= config.groups * V}
     constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
-    constants["WINDOW"] = config.window
+    constants |= {"WINDOW": config.window, "ONE_WARP": config.num_warps == 1}
     n_exchanged = 0
     if config.window:
         tiles = -(-(sizes.T + line - 1) // (config.groups * V))

@@ -29,6 +29,8 @@ class Outputs(NamedTuple):
 Gradients = tuple[Tensor | None, Tensor | None]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# From so many steps of 16 bits a thread on, they are held as they were loaded: fewer leave room for programs anyway.
+_HELD_FROM = 32
 
 
 def serves(gates: Tensor, tokens: Tensor, dim: int) -> bool:
@@ -172,6 +174,7 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
         "TIME": tl.int32,
         "ONE_WARP": config.num_warps == 1,
         "WINDOW": window,
+        "HOLD": even and V == 8 and config.rows * config.steps >= _HELD_FROM * 32 * config.num_warps,
     }
     strides = [stride for a in taken.values() for stride in ((0, 0, 0) if a is None else a.strides)]
     arguments = (sizes.C, sizes.T, sizes.rows, *strides)

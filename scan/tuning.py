@@ -120,18 +120,19 @@ def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
 _SHARED_FORWARD = {
     4: ((128, Tile(2, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 4)),
         (2048, Tile(1, 512, 4, 4, registers=80)), (4096, Tile(1, 1024, 4, 4, registers=128)),
+        (8192, Tile(1, 128, 4, 1, registers=80, window=128)),
         (131072, Tile(1, 256, 4, 1, registers=128, window=128))),
     2: ((128, Tile(4, 16, 8, 1, registers=80)), (256, Tile(2, 32, 8, 1)), (512, Tile(1, 64, 8, 1)),
-        (1024, Tile(1, 128, 8, 2)), (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4)),
-        (8192, Tile(1, 1024, 8, 8, registers=128)), (131072, Tile(1, 128, 8, 1, registers=128, window=128))),
+        (1024, Tile(1, 128, 8, 2)), (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4, registers=112)),
+        (8192, Tile(1, 1024, 8, 8)), (131072, Tile(1, 128, 8, 1, registers=80, window=128))),
 }  # fmt: skip
 _SHARED_BACKWARD = {
     4: ((128, Tile(1, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 8)),
-        (2048, Tile(1, 512, 4, 4)), (16384, Tile(1, 128, 4, 1, registers=128, window=128)),
-        (131072, Tile(1, 256, 4, 1, window=128))),
+        (2048, Tile(1, 512, 4, 4)), (8192, Tile(1, 128, 4, 1, registers=128, window=128)),
+        (32768, Tile(1, 256, 4, 1, window=128)), (131072, Tile(1, 256, 4, 2, registers=128, window=128))),
     2: ((128, Tile(2, 16, 8, 1)), (256, Tile(1, 32, 8, 1)), (512, Tile(1, 64, 8, 1)), (1024, Tile(1, 128, 8, 4)),
-        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 8, registers=80)),
-        (131072, Tile(1, 128, 8, 1, registers=168, window=128))),
+        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4, registers=128)),
+        (131072, Tile(1, 128, 8, 1, registers=128, window=128))),
 }  # fmt: skip
 
 
@@ -171,7 +172,7 @@ _LAST_FORWARD = {
 }
 _LAST_BACKWARD = {
     4: ((None, Tile(64, 8, 8, 8)),),
-    2: ((1024, Tile(128, 4, 8, 8, 4)), (None, Tile(128, 8, 8, 8, 3))),
+    2: ((1024, Tile(64, 4, 8, 4, 4)), (None, Tile(128, 8, 8, 8, 3))),
 }
 # The same for fewer channels (of all batch entries) than fill a GPU in blocks of 64, and for few, whose programs share
 # a row unless it is short.

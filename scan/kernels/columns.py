@@ -171,6 +171,38 @@ def in_state_dtype(columns, V: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def held(columns, V: tl.constexpr):
+    """Columns of 16 bits two in a word, as they were loaded; others as they are."""
+    if columns[0].dtype.primitive_bitwidth == 16:
+        words = ()
+        for k in tl.static_range(V // 2):
+            low = columns[2 * k].to(tl.uint16, bitcast=True).to(tl.uint32)
+            high = columns[2 * k + 1].to(tl.uint16, bitcast=True).to(tl.uint32)
+            words = words + (low | (high << 16),)
+        return words
+    else:
+        return columns
+
+
+@triton.jit
+def taken_up(words, nothing, V: tl.constexpr, loaded: tl.constexpr, dtype: tl.constexpr):
+    """What `held` was given, of the dtype `loaded`, as columns of another; `nothing` is zero.
+
+    The compiler is not to know that it is: it would convert once, and keep what is twice as wide.
+    """
+    if loaded.primitive_bitwidth == 16:
+        columns = ()
+        for k in tl.static_range(V // 2):
+            word = words[k] | nothing
+            low = (word & 0xFFFF).to(tl.uint16).to(loaded, bitcast=True)
+            high = (word >> 16).to(tl.uint16).to(loaded, bitcast=True)
+            columns = columns + (low.to(dtype), high.to(dtype))
+        return columns
+    else:
+        return words
+
+
+@triton.jit
 def load_neighbour(before_row, tile, stride, V: tl.constexpr, DESCENDING: tl.constexpr):
     """The state before the earliest step of each group in scan order, `[R, N]`."""
     start, position, T, rows, _ = tile

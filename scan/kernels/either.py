@@ -49,6 +49,7 @@ def forward_either(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
+    ONE_WARP: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
@@ -86,7 +87,7 @@ def forward_either(
         g = load_columns(gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR, True, WHOLE, False, STATE)
         x = load_columns(tokens_row, where, 0.0, 0.0, V, TOKENS_VECTOR, True, WHOLE, False, STATE)
         g, x = turned(exponentials(g, V, LOG), descending, V), turned(x, descending, V)
-        states = scan_tile(g, x, carry, None, V, 0, False)
+        states = scan_tile(g, x, carry, None, V, 0, False, ONE_WARP and R == 1)
         carry = leave_either(states[V - 1], carry, T - start + phase, descending, V)
         store_columns(states_row, where, False, turned(states, descending, V), V, STATES_VECTOR, True, WHOLE, False)
     if final_ptr is not None:

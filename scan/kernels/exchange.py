@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from scan.kernels.maps import compose, compose_resets, enter, last_of, numbers
+from scan.kernels.strips import compose_strips, of_tile
 
 
 @triton.jit
@@ -34,6 +35,13 @@ def own_turn(exchange_ptr):
         return tl.atomic_add(exchange_ptr, 1, sem="relaxed").to(tl.int32)
     else:
         return tl.program_id(0)
+
+
+@triton.jit
+def own_block_and_tile(exchange_ptr, tiles):
+    """Those of this program. Neighbouring programs have neighbouring blocks: tiles before theirs began long ago."""
+    turn, blocks = own_turn(exchange_ptr), tl.num_programs(0) // tiles
+    return turn % blocks, turn // blocks
 
 
 # Bits of a NaN that no published number has: combined with them no number is zero.
@@ -54,8 +62,11 @@ def _publish_word(at, word, mask):
 
 
 @triton.jit
-def _publish(at, plane, gate, state, mask):
-    """Publishes a map, of numbers of 64 bits in two planes."""
+def _publish(at, plane, gate, state, mask, AXIS: tl.constexpr):
+    """Publishes a map, of numbers of 64 bits in two planes; one lane does where all hold it."""
+    if gate.shape[AXIS] > 1:
+        mask = mask & (numbers(gate.shape[AXIS], AXIS) == 0)
+        at = tl.broadcast_to(at, gate.shape)
     if gate.dtype.primitive_bitwidth == 64:
         _publish_word(at, _marked(gate.to(tl.uint64, bitcast=True), _NO_NUMBER_64), mask)
         _publish_word(at + plane, _marked(state.to(tl.uint64, bitcast=True), _NO_NUMBER_64), mask)
@@ -75,42 +86,60 @@ def _read_word(at, mask):
 
 
 @triton.jit
-def _read(at, plane, mask, dtype: tl.constexpr):
-    """Maps, and whether they were there: 1 or 0; where nothing is asked for, 1."""
-    word = _read_word(at, mask)
-    there = (word != 0).to(tl.int32)
+def _still_missing(at, word):
+    """Words again of which some were missing (0): those alone, since many programs wait at once."""
+    return tl.where(word == 0, _read_word(at, word == 0), word)
+
+
+@triton.jit
+def _are_there(word):
+    return tl.min(tl.min((word != 0).to(tl.int32), 1), 0)
+
+
+@triton.jit
+def _map_of(word, at, plane, wanted, dtype: tl.constexpr):
+    """The maps `[R, W]` in words that are there; those that are not `wanted` change nothing."""
+    # Of threads that hold the same number some may have read it too early: those read again what now is there.
+    word = _still_missing(at, word)
     if dtype.primitive_bitwidth == 64:
-        other = _read_word(at + plane, mask)
+        other = _read_word(at + plane, wanted)
+        while _are_there(other) == 0:
+            other = _still_missing(at + plane, other)
+        other = _still_missing(at + plane, other)
         gate, state = (word ^ _NO_NUMBER_64).to(dtype, bitcast=True), (other ^ _NO_NUMBER_64).to(dtype, bitcast=True)
-        return gate, state, there & (other != 0).to(tl.int32)
     else:
         bits = word.to(tl.uint64, bitcast=True)
         gate = ((bits >> 32).to(tl.uint32) ^ _NO_NUMBER).to(dtype, bitcast=True)
-        return gate, (bits & 0xFFFFFFFF).to(tl.uint32).to(dtype, bitcast=True), there
+        state = (bits & 0xFFFFFFFF).to(tl.uint32).to(dtype, bitcast=True)
+    return tl.where(wanted, gate, 1.0), tl.where(wanted, state, 0.0)
 
 
 @triton.jit
-def _compose_read(at, plane, wanted, gate, state, there, RESETS: tl.constexpr, AXIS: tl.constexpr):
-    """The maps `[R, W]` at the places `wanted`, as they were last read, composed along AXIS: `[R, 1]`."""
-    # Of threads that hold the same number some may have read it too early: those read again what now is there.
-    early = wanted & (there == 0)
-    gate_again, state_again, _ = _read(at, plane, early, gate.dtype)
-    gate = tl.where(wanted, tl.where(early, gate_again, gate), 1.0)
-    state = tl.where(wanted, tl.where(early, state_again, state), 0.0)
-    if RESETS:
-        gate, state = tl.associative_scan((gate, state), AXIS, compose_resets)
+def _all_of(gate, state, like, RESETS: tl.constexpr, AXIS: tl.constexpr):
+    """Maps `[R, W]` composed along AXIS: `[R, 1]`, or in every lane where `like` is."""
+    if like.shape[AXIS] > 1 and not tl.target_info.is_hip():
+        # Of AMD's 64 lanes two strips share a warp, and Triton 3.7 fails on what brings the last one to all.
+        _, _, whole = compose_strips(gate, state)
+        gate, state = of_tile(whole[0]), of_tile(whole[1])
+        if gate.shape[1] != like.shape[1]:
+            gate, state = last_of(gate, 1), last_of(state, 1)
     else:
-        gate, state = tl.associative_scan((gate, state), AXIS, compose)
-    return last_of(gate, AXIS), last_of(state, AXIS)
+        if RESETS:
+            gate, state = tl.associative_scan((gate, state), AXIS, compose_resets)
+        else:
+            gate, state = tl.associative_scan((gate, state), AXIS, compose)
+        gate, state = last_of(gate, AXIS), last_of(state, AXIS)
+    return tl.broadcast_to(gate, like.shape), tl.broadcast_to(state, like.shape)
 
 
 @triton.jit
-def _composed(at, plane, wanted, dtype: tl.constexpr, RESETS: tl.constexpr, AXIS: tl.constexpr):
-    """The published maps `[R, W]` at the places `wanted`, composed along AXIS as soon as all are there: `[R, 1]`."""
-    gate, state, there = _read(at, plane, wanted, dtype)
-    while tl.min(tl.min(there, 1), 0) == 0:
-        gate, state, there = _read(at, plane, wanted, dtype)
-    return _compose_read(at, plane, wanted, gate, state, there, RESETS, AXIS)
+def _composed(at, plane, wanted, like, RESETS: tl.constexpr, AXIS: tl.constexpr):
+    """The published maps `[R, W]` at the places `wanted`, composed along AXIS as soon as all are there."""
+    word = _read_word(at, wanted)
+    while _are_there(word) == 0:
+        word = _still_missing(at, word)
+    gate, state = _map_of(word, at, plane, wanted, like.dtype)
+    return _all_of(gate, state, like, RESETS, AXIS)
 
 
 @triton.jit
@@ -121,8 +150,9 @@ def _pass(gate, state, before):
 
 @triton.jit
 def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.constexpr, AXIS: tl.constexpr):
-    """State before this program's tile `[R, 1]`, from the map of the tile and the `carry` before the first tile.
+    """State before this program's tile, from the map of the tile and the `carry` `[R, 1]` before the first tile.
 
+    The map and that state are `[R, 1]`; in every lane, `[1, L]`, of one row whose maps are composed in strips.
     `exchange` is the zeroed buffer (the next ticket, then the maps), the numbers of the rows and which of them exist
     `[R, 1]`, the number of rows, the tile in scan order and the number of tiles.
     """
@@ -137,29 +167,28 @@ def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.cons
     window_maps = maps + gate.dtype.primitive_bitwidth // 32 * plane
     slot = row * tiles + tile if LONE else row + n_rows * tile
     if (tile + 1) % WINDOW != 0:
-        _publish(maps + slot, plane, gate, state, rows)
+        _publish(maps + slot, plane, gate, state, rows, AXIS)
     some = numbers(WINDOW, AXIS)
     gate_own, state_own = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
     if tile > window * WINDOW:
         other = window * WINDOW + some
         at = row * tiles + other if LONE else row + n_rows * other
-        gate_own, state_own = _composed(maps + at, plane, rows & (other < tile), gate.dtype, RESETS, AXIS)
+        gate_own, state_own = _composed(maps + at, plane, rows & (other < tile), gate, RESETS, AXIS)
     if (tile + 1) % WINDOW == 0:
         slot = row * windows + window if LONE else row + n_rows * window
-        _publish(window_maps + slot, window_plane, gate_own * gate, enter(gate, state, state_own), rows)
+        _publish(window_maps + slot, window_plane, gate_own * gate, enter(gate, state, state_own), rows, AXIS)
+    carry = tl.broadcast_to(carry, gate.shape)
     for begin in range(0, window, WINDOW):
         other = begin + some
         at = row * windows + other if LONE else row + n_rows * other
-        gate_of, state_of = _composed(
-            window_maps + at, window_plane, rows & (other < window), gate.dtype, RESETS, AXIS
-        )
+        gate_of, state_of = _composed(window_maps + at, window_plane, rows & (other < window), gate, RESETS, AXIS)
         carry = _pass(gate_of, state_of, carry)
     return _pass(gate_own, state_own, carry)
 
 
 @triton.jit
 def carries_in(gate, state, state_back, exchange, WINDOW: tl.constexpr):
-    """States before this program's tile and behind it `[R, 1]`, from the tile's map ahead and that of the way back.
+    """States before and behind this program's tile, from the tile's map ahead and that of the way back, in all lanes.
 
     `exchange` is that of `carry_in`; rows have WINDOW tiles at most, and no state comes in at either end. Of both maps
     the product of gates is one.
@@ -169,16 +198,17 @@ def carries_in(gate, state, state_back, exchange, WINDOW: tl.constexpr):
     tl.static_assert(gate.dtype.primitive_bitwidth == 32)
     maps = words + 16 + row * tiles  # the ticket has a line of its own
     maps_back = maps + plane
-    _publish(maps + tile, plane, gate, state, rows)
-    _publish(maps_back + tile, plane, gate, state_back, rows)
+    _publish(maps + tile, plane, gate, state, rows, 1)
+    _publish(maps_back + tile, plane, gate, state_back, rows, 1)
     some = numbers(WINDOW, 1)
     earlier, later = rows & (some < tile), rows & (some < tiles - 1 - tile)
     at, at_back = maps + some, maps_back + (tiles - 1 - some)
-    gate, state, there = _read(at, plane, earlier, gate.dtype)
-    gate_back, state_back, there_back = _read(at_back, plane, later, gate.dtype)
-    while tl.min(tl.min(there & there_back, 1), 0) == 0:
-        gate, state, there = _read(at, plane, earlier, gate.dtype)
-        gate_back, state_back, there_back = _read(at_back, plane, later, gate.dtype)
-    _, before = _compose_read(at, plane, earlier, gate, state, there, False, 1)
-    _, behind = _compose_read(at_back, plane, later, gate_back, state_back, there_back, False, 1)
+    word, word_back = _read_word(at, earlier), _read_word(at_back, later)
+    while (_are_there(word) & _are_there(word_back)) == 0:
+        word, word_back = _still_missing(at, word), _still_missing(at_back, word_back)
+    own = gate
+    gate, state = _map_of(word, at, plane, earlier, own.dtype)
+    gate_back, state_back = _map_of(word_back, at_back, plane, later, own.dtype)
+    _, before = _all_of(gate, state, own, False, 1)
+    _, behind = _all_of(gate_back, state_back, own, False, 1)
     return before, behind

@@ -33,7 +33,7 @@ from scan.kernels.columns import (
     store_columns,
     tile_place,
 )
-from scan.kernels.exchange import own_turn
+from scan.kernels.exchange import own_block_and_tile
 from scan.kernels.maps import numbers
 from scan.kernels.rows import leaves_row, own_rows, row_offset, steps_behind, unaligned
 from scan.kernels.tiles import (
@@ -53,6 +53,7 @@ def scan_rows(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr, WINDOW: tl.constexpr,
+    ONE_WARP: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
@@ -68,6 +69,9 @@ def scan_rows(
     AT_ONCE: tl.constexpr = CHANNELS_LAST and STAGES > 2 and states_ptr.dtype.element_ty.primitive_bitwidth == 16
     # Groups lie along this axis, rows along the other: threads that are neighbours hold what is in memory.
     AXIS: tl.constexpr = 0 if CHANNELS_LAST else 1
+    # Of several warps the totals of strips pass through shared memory once a lane. Of several rows Triton before 3.7
+    # gives strips another layout, which costs more than they save; with resets they are no faster.
+    STRIPS: tl.constexpr = ONE_WARP and R == 1 and not CHANNELS_LAST and not PACKED
     # Tiles in which no sequence begins or ends need no resets. (Backward would need too many registers for both.)
     QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
     # Gates of groups outside the row, which pass on a state that comes in, or one that is wanted after the row.
@@ -78,9 +82,7 @@ def scan_rows(
     tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
     first_tile, last_tile = 0, tiles
     if WINDOW > 0:
-        # Programs that begin one after another have neighbouring blocks: tiles before theirs have begun long ago.
-        turn, blocks = own_turn(exchange_ptr), tl.num_programs(0) // tiles
-        block, first_tile = turn % blocks, turn // blocks
+        block, first_tile = own_block_and_tile(exchange_ptr, tiles)
         last_tile = first_tile + 1
     b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS, 1 - AXIS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
@@ -170,9 +172,9 @@ def scan_rows(
                         before = before + (begin,)
                 states = scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V, WINDOW, AXIS)
             else:
-                states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED, AXIS)
+                states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED, STRIPS, AXIS)
         else:
-            states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED, AXIS)
+            states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED, STRIPS, AXIS)
         carry = leave_tile(states[V - 1], carry, T - start + phase, V, DESCENDING, AXIS)
         if PACKED:
             if broken | (start + BLOCK > used):
@@ -198,6 +200,7 @@ def scan_rows_backward(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr, WINDOW: tl.constexpr,
+    ONE_WARP: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -218,6 +221,9 @@ def scan_rows_backward(
     AT_ONCE: tl.constexpr = CHANNELS_LAST and STAGES > 2 and states_ptr.dtype.element_ty.primitive_bitwidth == 16
     # Groups lie along this axis, rows along the other: threads that are neighbours hold what is in memory.
     AXIS: tl.constexpr = 0 if CHANNELS_LAST else 1
+    # Of several warps the totals of strips pass through shared memory once a lane. Of several rows Triton before 3.7
+    # gives strips another layout, which costs more than they save; with resets they are no faster.
+    STRIPS: tl.constexpr = ONE_WARP and R == 1 and not CHANNELS_LAST and not PACKED
     # Gates of groups outside the row, which pass on a state that comes in, or one that is wanted after the row.
     ENTERS: tl.constexpr = d_final_ptr is not None and (DESCENDING or LINE > 1)
     LEAVES: tl.constexpr = d_initial_ptr is not None and DESCENDING and LINE > 1
@@ -226,9 +232,7 @@ def scan_rows_backward(
     tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
     first_tile, last_tile = 0, tiles
     if WINDOW > 0:
-        # Programs that begin one after another have neighbouring blocks: tiles before theirs have begun long ago.
-        turn, blocks = own_turn(exchange_ptr), tl.num_programs(0) // tiles
-        block, first_tile = turn % blocks, turn // blocks
+        block, first_tile = own_block_and_tile(exchange_ptr, tiles)
         last_tile = first_tile + 1
     b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS, 1 - AXIS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
@@ -397,7 +401,7 @@ def scan_rows_backward(
                     alone = alone + (tl.where(last[k], start_state, h[k + 1]),)
                 h = alone
         else:
-            d_tokens, u = scan_tile_backward(g, d, carry, exchange, V, WINDOW, AXIS)
+            d_tokens, u = scan_tile_backward(g, d, carry, exchange, V, WINDOW, STRIPS, AXIS)
         carry = leave_tile(u, carry, T - start + phase, V, DESCENDING, AXIS)
         d_gates = ()
         if d_gates_ptr is not None:

@@ -5,7 +5,8 @@ from the last step the columns of a group are renamed, as there, but groups stay
 parallel scan over their maps runs the other way, so that what both directions give of a step meets in one register.
 
 A tile holds whole rows, or one of at most WINDOW pieces of a row, whose programs hand the states of both directions on
-(exchange.py).
+(exchange.py). What is loaded is used before the parallel scan and again behind it. Between, numbers of 16 bits are held
+as they were loaded where a thread has many (HOLD): more programs then find room.
 
 Time is contiguous, nothing is packed, and no state comes in. Grid: `cdiv(n_rows, R)`, times the tiles of a row.
 """
@@ -13,7 +14,17 @@ Time is contiguous, nothing is packed, and no state comes in. Grid: `cdiv(n_rows
 import triton
 import triton.language as tl
 
-from scan.kernels.columns import in_scan_order, load_columns, own_columns, place, split_columns, store_columns
+from scan.kernels.columns import (
+    held,
+    in_scan_order,
+    in_state_dtype,
+    load_columns,
+    own_columns,
+    place,
+    split_columns,
+    store_columns,
+    taken_up,
+)
 from scan.kernels.exchange import carries_in, own_turn
 from scan.kernels.rows import own_rows, row_offset, steps_behind
 from scan.kernels.strips import compose_strips, enter_strips, of_tile
@@ -111,13 +122,18 @@ def state_at(step, states, position, V: tl.constexpr, EVEN: tl.constexpr, COLUMN
 
 
 @triton.jit
-def load_whole(pointer, base, stride, group, phase, where, other, V: tl.constexpr, VECTOR: tl.constexpr,
-               EVEN: tl.constexpr, WHOLE: tl.constexpr, STATE: tl.constexpr):
-    """Columns of a tensor in time order, `other` outside the row."""
+def load_whole(pointer, base, stride, tile, other, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+               WHOLE: tl.constexpr, HOLD: tl.constexpr, STATE: tl.constexpr):
+    """Columns of a tensor in time order, `other` outside the row; of its own dtype if they are to be held (HOLD).
+
+    `tile` is the number of each group, the steps before the row, and what `load_columns` takes.
+    """
+    group, phase, where = tile
+    dtype: tl.constexpr = pointer.dtype.element_ty if HOLD else STATE
     row = place(pointer, base, stride, group, phase, V, VECTOR)
-    columns = load_columns(row, where, other, 0.0, V, VECTOR, EVEN, WHOLE, False, STATE)
+    columns = load_columns(row, where, other, 0.0, V, VECTOR, EVEN, WHOLE, False, dtype)
     if not EVEN:
-        columns = own_columns(row, where, columns, other, V, VECTOR, False, STATE)
+        columns = own_columns(row, where, columns, other, V, VECTOR, False, dtype)
     return columns
 
 
@@ -136,9 +152,10 @@ def load_next(pointer, base, stride, step, T, rows, V: tl.constexpr, STATE: tl.c
 
 
 @triton.jit
-def store_whole(pointer, base, stride, group, phase, where, columns, V: tl.constexpr, VECTOR: tl.constexpr,
-                EVEN: tl.constexpr, WHOLE: tl.constexpr):
+def store_whole(pointer, base, stride, tile, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+                WHOLE: tl.constexpr):
     """Writes what `load_whole` reads."""
+    group, phase, where = tile
     row = place(pointer, base, stride, group, phase, V, VECTOR)
     store_columns(row, where, True, columns, V, VECTOR, EVEN, WHOLE, False)
 
@@ -158,6 +175,7 @@ def forward_shared(
     LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr, WINDOW: tl.constexpr,
+    HOLD: tl.constexpr,
 ):
     """States of both directions, their sum, and the states after the last step of each: those that are wanted."""
     block, tile, tiles = own_tile(exchange_ptr, T, N * V, WINDOW)
@@ -180,26 +198,28 @@ def forward_shared(
     if WINDOW > 0:
         start = tile.to(TIME) * (N * V)
     position = start + group * V - phase
-    where = (start, position, T, rows, spare)
-    g = load_whole(
-        gates_ptr, gates_base, gates_t, group, phase, where, 0.0 if LOG else 1.0, V, GATES_VECTOR, EVEN, WHOLE,
-        STATE,
-    )
-    x = load_whole(
-        tokens_ptr, tokens_base, tokens_t, group, phase, where, 0.0, V, TOKENS_VECTOR, EVEN, WHOLE, STATE
-    )
-    g = exponentials(g, V, LOG)
+    own = (group, phase, (start, position, T, rows, spare))
+    none = 0.0 if LOG else 1.0
+    g = load_whole(gates_ptr, gates_base, gates_t, own, none, V, GATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
+    x = load_whole(tokens_ptr, tokens_base, tokens_t, own, 0.0, V, TOKENS_VECTOR, EVEN, WHOLE, HOLD, STATE)
+    if HOLD:
+        g_held, x_held = held(g, V), held(x, V)
+    g, x = exponentials(in_state_dtype(g, V, STATE), V, LOG), in_state_dtype(x, V, STATE)
     map_ahead, map_back = group_maps(g, x, V, False, WINDOW), group_maps(g, x, V, True, WINDOW)
     before, behind = enter_both(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
+    if HOLD:
+        nothing = tl.minimum(T, 0).to(tl.uint32)
+        g = exponentials(taken_up(g_held, nothing, V, gates_ptr.dtype.element_ty, STATE), V, LOG)
+        x = taken_up(x_held, nothing, V, tokens_ptr.dtype.element_ty, STATE)
     ahead, back = states_from(before, g, x, V, False), states_from(behind, g, x, V, True)
     if states_ptr is not None:
-        store_whole(states_ptr, states_base, states_t, group, phase, where, ahead, V, STATES_VECTOR, EVEN, WHOLE)
-        store_whole(states_reverse_ptr, states_base, states_t, group, phase, where, back, V, STATES_VECTOR, EVEN, WHOLE)
+        store_whole(states_ptr, states_base, states_t, own, ahead, V, STATES_VECTOR, EVEN, WHOLE)
+        store_whole(states_reverse_ptr, states_base, states_t, own, back, V, STATES_VECTOR, EVEN, WHOLE)
     if sum_ptr is not None:
         added = ()
         for k in tl.static_range(V):
             added = added + (ahead[k] + back[k],)
-        store_whole(sum_ptr, states_base, states_t, group, phase, where, added, V, STATES_VECTOR, EVEN, WHOLE)
+        store_whole(sum_ptr, states_base, states_t, own, added, V, STATES_VECTOR, EVEN, WHOLE)
     if final_ptr is not None:
         last, first = state_at(T - 1, ahead, position, V, EVEN, V - 1), state_at(0, back, position, V, EVEN, 0)
         tl.store(final_ptr + row, last, mask=rows & (tile == tiles - 1))
@@ -223,6 +243,7 @@ def backward_shared(
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr, WINDOW: tl.constexpr,
+    HOLD: tl.constexpr,
 ):
     """Gradients of `forward_shared`, added over both directions; one `d_states` is that of both, as of a sum."""
     block, tile, tiles = own_tile(exchange_ptr, T, N * V, WINDOW)
@@ -249,49 +270,54 @@ def backward_shared(
     if WINDOW > 0:
         start = tile.to(TIME) * (N * V)
     position = start + group * V - phase
-    where = (start, position, T, rows, spare)
-    g = load_whole(
-        gates_ptr, gates_base, gates_t, group, phase, where, 0.0 if LOG else 1.0, V, GATES_VECTOR, EVEN, WHOLE, STATE
-    )
-    d = load_whole(
-        d_states_ptr, d_states_base, d_states_t, group, phase, where, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE, STATE
-    )
+    own = (group, phase, (start, position, T, rows, spare))
+    none = 0.0 if LOG else 1.0
+    g = load_whole(gates_ptr, gates_base, gates_t, own, none, V, GATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
+    d = load_whole(d_states_ptr, d_states_base, d_states_t, own, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
     d_reverse = d
     if d_states_reverse_ptr is not None:
         d_reverse = load_whole(
-            d_states_reverse_ptr, d_states_base, d_states_t, group, phase, where, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE,
-            STATE,
+            d_states_reverse_ptr, d_states_base, d_states_t, own, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
         )
-    h, h_reverse = (), ()
     if d_gates_ptr is not None:
         # Each direction met the states of a group after one of the neighbouring group.
-        h = (load_next(states_ptr, states_base, states_t, position - 1, T, rows, V, STATE),)
-        h = h + load_whole(
-            states_ptr, states_base, states_t, group, phase, where, 0.0, V, STATES_VECTOR, EVEN, WHOLE, STATE
-        )
+        h_next = load_next(states_ptr, states_base, states_t, position - 1, T, rows, V, STATE)
+        h = load_whole(states_ptr, states_base, states_t, own, 0.0, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
+        h_reverse_next = load_next(states_reverse_ptr, states_base, states_t, position + V, T, rows, V, STATE)
         h_reverse = load_whole(
-            states_reverse_ptr, states_base, states_t, group, phase, where, 0.0, V, STATES_VECTOR, EVEN, WHOLE, STATE
+            states_reverse_ptr, states_base, states_t, own, 0.0, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
         )
-        h_reverse = h_reverse + (
-            load_next(states_reverse_ptr, states_base, states_t, position + V, T, rows, V, STATE),
-        )
-    g = exponentials(g, V, LOG)
+    if HOLD:
+        g_held, d_held, d_reverse_held = held(g, V), held(d, V), held(d_reverse, V)
+        if d_gates_ptr is not None:
+            h_held, h_reverse_held = held(h, V), held(h_reverse, V)
+    g = exponentials(in_state_dtype(g, V, STATE), V, LOG)
+    d, d_reverse = in_state_dtype(d, V, STATE), in_state_dtype(d_reverse, V, STATE)
     # What flows back through a direction meets the steps in the other one.
     map_ahead, map_back = group_maps_backward(g, d, V, True), group_maps_backward(g, d_reverse, V, False)
     before, behind = enter_both(map_back, map_ahead, exchange, WINDOW, ONE_WARP)
+    if HOLD:
+        nothing = tl.minimum(T, 0).to(tl.uint32)
+        g = exponentials(taken_up(g_held, nothing, V, gates_ptr.dtype.element_ty, STATE), V, LOG)
+        d = taken_up(d_held, nothing, V, d_states_ptr.dtype.element_ty, STATE)
+        d_reverse = taken_up(d_reverse_held, nothing, V, d_states_ptr.dtype.element_ty, STATE)
+        if d_gates_ptr is not None:
+            h = taken_up(h_held, nothing, V, states_ptr.dtype.element_ty, STATE)
+            h_reverse = taken_up(h_reverse_held, nothing, V, states_ptr.dtype.element_ty, STATE)
+    elif d_gates_ptr is not None:
+        h, h_reverse = in_state_dtype(h, V, STATE), in_state_dtype(h_reverse, V, STATE)
     ahead, back = gradients_from(behind, g, d, V, True), gradients_from(before, g, d_reverse, V, False)
     if d_tokens_ptr is not None:
         added = ()
         for k in tl.static_range(V):
             added = added + (ahead[k] + back[k],)
-        store_whole(
-            d_tokens_ptr, d_tokens_base, d_tokens_t, group, phase, where, added, V, D_TOKENS_VECTOR, EVEN, WHOLE
-        )
+        store_whole(d_tokens_ptr, d_tokens_base, d_tokens_t, own, added, V, D_TOKENS_VECTOR, EVEN, WHOLE)
     if d_gates_ptr is not None:
+        h, h_reverse = (h_next,) + h, h_reverse + (h_reverse_next,)
         d_gates = ()
         for k in tl.static_range(V):
             d_gate = ahead[k] * h[k] + back[k] * h_reverse[k + 1]
             if LOG:
                 d_gate = d_gate * g[k]
             d_gates = d_gates + (d_gate,)
-        store_whole(d_gates_ptr, d_gates_base, d_gates_t, group, phase, where, d_gates, V, D_GATES_VECTOR, EVEN, WHOLE)
+        store_whole(d_gates_ptr, d_gates_base, d_gates_t, own, d_gates, V, D_GATES_VECTOR, EVEN, WHOLE)

@@ -80,27 +80,24 @@ def compose_strips(gate, state, BACK: tl.constexpr = False, ONE_WARP: tl.constex
 
 @triton.jit
 def of_tile(value, BACK: tl.constexpr = False, ONE_WARP: tl.constexpr = False):
-    """What maps up to each strip have after all strips, `[R, 1]`."""
+    """What maps up to each strip have after all strips, in every lane, `[R, L]`: one number would take shuffles."""
     if len(value.shape) == 3:
         S: tl.constexpr = value.shape[1]
         strip = tl.arange(0, S)[None, :, None]
         value = tl.sum(tl.where(strip == (0 if BACK and not ONE_WARP else S - 1), value, 0.0), 1)
-    # All lanes hold the same.
-    total = tl.sum(tl.where(lanes_of(value) == 0, value, 0.0), 1)
-    if value.shape[0] == 1:
-        # A scalar has no layout. In that of `[1, 1]` the compiler may scan once more, a whole tile in every thread.
-        return tl.full([1, 1], tl.sum(total, 0), value.dtype)
-    else:
-        return tl.expand_dims(total, 1)
+    return value
 
 
 @triton.jit
 def enter_strips(within, before, carry, BACK: tl.constexpr = False, ONE_WARP: tl.constexpr = False):
-    """State before each group `[R, N]` from what `compose_strips` composed and the state before the tile `[R, 1]`."""
+    """State before each group `[R, N]` from what `compose_strips` composed and the state before the tile.
+
+    That is `[R, 1]` or, the same in every lane, `[R, L]`.
+    """
     lane = lanes_of(within[0])
     last: tl.constexpr = within[0].shape[-1] - 1
     if len(within[0].shape) == 3:
-        carry = tl.expand_dims(carry, 2)
+        carry = tl.expand_dims(carry, 1)
     h = before[1] + before[0] * carry
     after = within[1] + within[0] * h
     if BACK:

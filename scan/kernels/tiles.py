@@ -18,31 +18,30 @@ from scan.kernels.strips import compose_strips, enter_strips, of_tile
 
 @triton.jit
 def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.constexpr, RESETS: tl.constexpr,
-                 AXIS: tl.constexpr):
+                 STRIPS: tl.constexpr, AXIS: tl.constexpr):
     """State before each group `[R, N]`, from the groups' maps and the state before the tile `[R, 1]`.
 
-    RESETS: the tile has some; PACKED: others of its row may.
+    RESETS: the tile has some; PACKED: others of its row may. STRIPS: maps are composed in strips, the same sooner.
     """
-    if AXIS == 1 and gate.shape[0] == 1 and not PACKED:
-        # Of several rows Triton before 3.7 gives strips another layout, which costs more than they save; with resets
-        # they are no faster.
+    if STRIPS:
         within, before, whole = compose_strips(gate, state)
         if WINDOW > 0:
             carry = carry_in(of_tile(whole[0]), of_tile(whole[1]), carry, exchange, WINDOW, PACKED, AXIS)
         return enter_strips(within, before, carry)
-    one = tl.full(gate.shape, 1.0, gate.dtype)
-    zero = tl.zeros(gate.shape, gate.dtype)
-    if RESETS:
-        gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), AXIS, compose_resets_both)
     else:
-        gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), AXIS, compose_both)
-    if WINDOW > 0:
-        gate_of, state_of = last_of(gate_all, AXIS), last_of(state_all, AXIS)
-        carry = carry_in(gate_of, state_of, carry, exchange, WINDOW, PACKED, AXIS)
-    if RESETS:
-        return enter(gate, state, carry)
-    else:
-        return state + gate * carry
+        one = tl.full(gate.shape, 1.0, gate.dtype)
+        zero = tl.zeros(gate.shape, gate.dtype)
+        if RESETS:
+            gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), AXIS, compose_resets_both)
+        else:
+            gate_all, state_all, gate, state = tl.associative_scan((gate, state, one, zero), AXIS, compose_both)
+        if WINDOW > 0:
+            gate_of, state_of = last_of(gate_all, AXIS), last_of(state_all, AXIS)
+            carry = carry_in(gate_of, state_of, carry, exchange, WINDOW, PACKED, AXIS)
+        if RESETS:
+            return enter(gate, state, carry)
+        else:
+            return state + gate * carry
 
 
 @triton.jit
@@ -77,7 +76,7 @@ def exponentials(logs, V: tl.constexpr, LOG: tl.constexpr):
 
 @triton.jit
 def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr,
-              AXIS: tl.constexpr = 1):
+              STRIPS: tl.constexpr, AXIS: tl.constexpr = 1):
     """States of a tile in scan order, from the state before it `[R, 1]`; the last column is those after each group."""
     state = x[0]
     if WINDOW > 0:
@@ -87,7 +86,7 @@ def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACK
     for k in tl.static_range(1, V):
         state = g[k] * state + x[k]
         gate = gate * g[k]
-    h = enter_groups(gate, state, carry, exchange, WINDOW, PACKED, False, AXIS)
+    h = enter_groups(gate, state, carry, exchange, WINDOW, PACKED, False, STRIPS, AXIS)
     states = ()
     for k in tl.static_range(V):
         h = g[k] * h + x[k]
@@ -104,7 +103,8 @@ def scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V: tl.con
     for k in tl.static_range(1, V):
         state = g[k] * tl.where(first[k], 0.0 if before is None else before[k], state) + x[k]
         gate = gate * g[k]
-    h = enter_groups(tl.where(first_bits != 0, float("nan"), gate), state, carry, exchange, WINDOW, True, True, AXIS)
+    mark = tl.where(first_bits != 0, float("nan"), gate)
+    h = enter_groups(mark, state, carry, exchange, WINDOW, True, True, False, AXIS)
     states = ()
     for k in tl.static_range(V):
         h = g[k] * tl.where(first[k], 0.0 if before is None else before[k], h) + x[k]
@@ -113,14 +113,15 @@ def scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V: tl.con
 
 
 @triton.jit
-def scan_tile_backward(g, d, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, AXIS: tl.constexpr = 1):
+def scan_tile_backward(g, d, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, STRIPS: tl.constexpr,
+                       AXIS: tl.constexpr = 1):
     """Gradients of tokens of a tile in scan order, and what flows out of each group, from what flows into the tile."""
     gate = g[0]
     d_x = d[0]
     for k in tl.static_range(1, V):
         d_x = g[k - 1] * d_x + d[k]
         gate = gate * g[k]
-    u = enter_groups(gate, g[V - 1] * d_x, carry, exchange, WINDOW, False, False, AXIS)
+    u = enter_groups(gate, g[V - 1] * d_x, carry, exchange, WINDOW, False, False, STRIPS, AXIS)
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = u + d[k]
@@ -139,7 +140,7 @@ def scan_packed_tile_backward(g, d, carry, exchange, first_bits, first, begin, V
         d_x = tl.where(first[k], begin[k], g[k - 1] * d_x + d[k])
         gate = gate * g[k]
     mark = tl.where(first_bits != 0, float("nan"), gate)
-    u = enter_groups(mark, g[V - 1] * d_x, carry, exchange, WINDOW, True, True, AXIS)
+    u = enter_groups(mark, g[V - 1] * d_x, carry, exchange, WINDOW, True, True, False, AXIS)
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = tl.where(first[k], begin[k], u + d[k])
