@@ -4,7 +4,8 @@ Device time of a call is taken from a CUDA graph that holds many calls, each on 
 that the L2 cache never holds what a call reads: between two calls on one set, at least four times its size moves
 through it. Where a call moves that much by itself, or cannot be captured, CUDA events bracket each call, a write to a
 scratch buffer flushes L2 before it, and the launches run ahead of the device. At level `api` each call starts from an
-empty queue, as `triton.testing.do_bench` sees it, and the host's share is read off at the same time.
+empty queue, as `triton.testing.do_bench` sees it, the host's share is read off at the same time, and a sample is the
+median of its calls.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _FLUSH_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Sample:
-    """Milliseconds of one call, the mean over those of a sample, and the host's share where it was taken."""
+    """Milliseconds of one call, the mean or the median of a sample, and the host's share where it was taken."""
 
     ms: float
     host_us: float | None = None
@@ -136,7 +137,10 @@ class EventSampler:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def sample(self, calls: int, keep: bool = False) -> Sample:
-        """The mean over calls of the device's time, the median of the host's."""
+        """The mean over calls; of drained ones the medians of the time and of the host's.
+
+        A thread of autograd that wakes up late makes one call in some dozens several times as long.
+        """
         while len(self._events) < calls:
             self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
         host = []
@@ -156,8 +160,10 @@ class EventSampler:
             end.record()
         torch.cuda.synchronize()
         self._kept = outputs if keep else ()
-        ms = statistics.fmean(start.elapsed_time(end) for start, end in self._events[:calls])
-        return Sample(ms, statistics.median(host) * 1e6 if self._drained else None)
+        elapsed = [start.elapsed_time(end) for start, end in self._events[:calls]]
+        if self._drained:
+            return Sample(statistics.median(elapsed), statistics.median(host) * 1e6)
+        return Sample(statistics.fmean(elapsed))
 
     def outputs(self) -> Outputs:
         """Those of the last call."""

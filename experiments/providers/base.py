@@ -151,6 +151,10 @@ class Provider(ABC):
         """Its public function, gradients through autograd."""
 
 
+# Behind two calls nothing is decided, compiled or kept for the first time.
+_CALLS_BEFORE = 2
+
+
 class AutogradProvider(Provider):
     """A provider whose public function is differentiated by PyTorch."""
 
@@ -172,7 +176,7 @@ class AutogradProvider(Provider):
         return lambda outputs: {name: self.restore(case, tensor) for name, tensor in zip(names, outputs, strict=True)}
 
     def api_call(self, case: Case, inputs: Inputs) -> Call:
-        """Forward as in inference, without a graph; backward on a graph that is kept."""
+        """Forward as in inference, without a graph; backward on a kept graph of a call that was made before."""
         scan = self.function(case, inputs)
         gates, tokens, d_states = self.arrange(case, inputs)
         if case.mode == "forward":
@@ -188,6 +192,8 @@ class AutogradProvider(Provider):
         )
         if case.mode == "backward":
             with torch.enable_grad():
+                for _ in range(_CALLS_BEFORE):
+                    scan(*leaves)
                 states = scan(*leaves)
             needed = [each for each in leaves if each.requires_grad]
             return Call(lambda: torch.autograd.grad(states, needed, d_states, retain_graph=True), self.read(case))
