@@ -367,8 +367,9 @@ def test_export_with_a_dynamic_length(strict: bool, contract_device: torch.devic
     loaded = torch.export.load(file).module()
     for T in (16, 7, 1000):
         gates, tokens = torch.rand(2, 3, T, device=contract_device).unbind(0)
+        # A traced call of both directions is two scans, an eager one of the same tensors scans both in one tile.
         for a, b in zip(loaded(gates, tokens), _Scan()(gates, tokens), strict=True):
-            assert torch.equal(a, b)
+            torch.testing.assert_close(a, b)
 
 
 def test_export_of_packed_batches(contract_device: torch.device) -> None:

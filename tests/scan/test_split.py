@@ -24,11 +24,16 @@ BOTH = {"dim": (-1, -2), "reverse": (False, True)}
 GROUPS = 8  # of a tile: 128 bytes of a row, from where on groups are counted in rows that begin anywhere
 
 
-def _share(monkeypatch: pytest.MonkeyPatch, window: int, groups: int = GROUPS) -> list[launch.Launch]:
-    """Lets programs share rows in tiles of `groups` and windows of `window`; the launches made from then on."""
+def _share(
+    monkeypatch: pytest.MonkeyPatch, window: int, groups: int = GROUPS, num_warps: int = 1
+) -> list[launch.Launch]:
+    """Lets programs share rows in tiles of `groups` and windows of `window`; the launches made from then on.
+
+    In tiles of one warp maps are composed in strips, and kept in all lanes.
+    """
 
     def rows(T: int, itemsize: int, **_: object) -> tuning.Tile:
-        return tuning.Tile(1, groups, 16 // itemsize, 4, window=window)
+        return tuning.Tile(1, groups, 16 // itemsize, num_warps, window=window)
 
     def channels(T: int, C: int, itemsize: int, **_: object) -> tuning.Tile:
         return tuning.Tile(2, groups, 4, 4, window=window)
@@ -45,7 +50,7 @@ def _share(monkeypatch: pytest.MonkeyPatch, window: int, groups: int = GROUPS) -
     monkeypatch.setattr(launch, "_run", noted)
     # Launches are kept by shape, as a process has one tuning.
     monkeypatch.setattr(launch, "_plans", {})
-    monkeypatch.setattr(repeat, "_calls", {})
+    monkeypatch.setattr(repeat, "_calls", repeat.Known(9))
     return made
 
 
@@ -74,13 +79,17 @@ def _assert_shared(made: list[launch.Launch], case: Case) -> None:
 
 
 # One window filled, one step more, the next window filled but for a step, two windows, more than are composed at once.
+@pytest.mark.parametrize("num_warps", [1, 4])
 @pytest.mark.parametrize(("tiles", "more"), [(2, 0), (2, 1), (4, -1), (4, 0), (7, 5)])
 @pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @pytest.mark.parametrize("case", grid(T=(0,), initial=(True,), **BOTH), ids=str)
 def test_around_tiles_and_windows_of_two(
-    case: Case, packed: bool, tiles: int, more: int, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = _share(monkeypatch, 2)
+    case: Case, packed: bool, tiles: int, more: int, num_warps: int, kernel_device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if num_warps > 1 and (packed or case.dim == -2):
+        pytest.skip("one warp or several, they are composed alike")
+    made = _share(monkeypatch, 2, num_warps=num_warps)
     case = _around(dataclasses.replace(case, rows=(2,) if case.dim == -1 else (3,)), tiles, more, packed)
     check(case, kernel_device)
     _assert_shared(made, case)
