@@ -13,8 +13,8 @@ For rows so few and long that programs share them, and that are a whole number o
 
 - groups and num_warps: 128 to 1024 groups, num_warps 1 to 8, such that a thread holds 4 or 8 groups: fewer hide less of
   what a program waits for;
-- registers: as many as the compiler likes; in one warp also at most 96, 112, 128, 144, 160, 168 and 200, because there
-  a cap decides how many programs fit; in two at most 128 and 168.
+- registers: as many as the compiler likes; in one warp also at most 80, 96, 112, 128, 144, 160, 168 and 200, because
+  there a cap decides how many programs fit; in two at most 128 and 168.
 
 Where such rows end within a tile or are packed: 128 to 1024 groups, num_warps 1 to 16, such that a thread holds 1 to 8
 groups; where it holds 4 or 8 also with at most 128 registers a thread, and in one warp 168.
@@ -26,7 +26,7 @@ For both directions of the same gates and tokens, a tile a row, whose groups fol
 
 - num_warps: 1 to 32, such that a thread holds 1, 2, 4 or 8 groups of at most 32 steps together;
 - rows: 1, and where a row has at most 32 groups, a warp's, also 2 and 4 of them in one warp;
-- registers: as many as the compiler likes, and where a thread holds 16 steps or more also at most 80, 96 and 128.
+- registers: as many as the compiler likes, and where a thread holds 16 steps or more also at most 80, 96, 112 and 128.
 
 For both directions of longer rows, a tile a program: those of few long rows that have 512 groups at most.
 
@@ -68,7 +68,7 @@ _MANY_CHANNELS = 8192
 _LEAST_AHEAD, _MOST_AHEAD = 8192, 32768
 _MANY_ROWS = 12288
 # Of tiles that programs share: at most so many registers a thread, by num_warps; and the window of all but small ones.
-_LIMITS = {1: (None, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168), 4: (None,), 8: (None,)}
+_LIMITS = {1: (None, 80, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168), 4: (None,), 8: (None,)}
 _WINDOW = 128
 
 
@@ -208,7 +208,7 @@ def _both_directions(chosen: Tile) -> list[Tile]:
             continue
         if rows > 1 and (groups > 32 or num_warps > 1):
             continue
-        limits = (None, 80, 96, 128) if each * width >= _STEPS_THAT_CROWD else (None,)
+        limits = (None, 80, 96, 112, 128) if each * width >= _STEPS_THAT_CROWD else (None,)
         found += [Tile(rows, groups, width, num_warps, registers=registers) for registers in limits]
     return found
 

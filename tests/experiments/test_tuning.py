@@ -35,7 +35,7 @@ SHAPES = [
     for T, n in [*((T, 0) for T in (128, 512, 1000, 4096, 4097, 33753, 65536)), (512, 2), (65536, 4096), (65536, 1)]
 ]
 # What may be at most the registers of tiles of one warp and of two that programs share.
-LIMITS = {1: (None, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168)}
+LIMITS = {1: (None, 80, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168)}
 QUICK = Measure(repeats=5, target_ms=0.2, warmup_ms=0.2, longest_call_s=30)
 
 
@@ -122,15 +122,15 @@ def test_candidates_for_both_directions_hold_a_row_as_the_present_tile_does(item
         chosen, tried = present(T, itemsize, **shape), candidates(T, itemsize, **shape)
         assert chosen == tuning.shared(T, itemsize, backward=backward, even=True) and chosen not in tried
         assert chosen is not None
-        assert 1 <= len(tried) == len(set(tried)) <= 10
+        assert 1 <= len(tried) == len(set(tried)) <= 12
         for tile in tried:
             steps = tile.rows * tile.groups * tile.width / (32 * tile.num_warps)
             assert tile.groups * tile.width == T and tile.stages == 1 and not tile.window
             assert steps / tile.width in (1, 2, 4, 8) and steps <= 32 and tile.num_warps <= 32
             assert tile.rows == 1 or (tile.groups <= 32 and tile.num_warps == 1 and tile.rows in (2, 4))
-            assert tile.registers in ((None, 80, 96, 128) if steps >= 16 else (None,))
+            wanted = {None, 80, 96, 112, 128} if steps >= 16 else {None}
             limits = {each.registers for each in (*tried, chosen) if each._replace(registers=tile.registers) == tile}
-            assert limits - {chosen.registers} == ({None, 80, 96, 128} if steps >= 16 else {None}) - {chosen.registers}
+            assert tile.registers in wanted and limits - {chosen.registers} == wanted - {chosen.registers}
         assert len({words(tile) for tile in tried}) == len(tried)
     # Longer rows programs share: at most as many as the window says, whatever row of the entry it is.
     for longest, taken in entries_of(shared_table(backward), itemsize):
@@ -183,7 +183,7 @@ def test_the_sweep_covers_every_entry_of_every_table() -> None:
     }
     assert {tuned.place(vars(case)) for case in cases} == entries
     tried = [tile for case in cases for tile in candidates(case.T, tuned.ITEMSIZES[case.dtype], **launch_shape(case))]
-    assert 2510 < len(tried) < 2610, "the README says how many, and how long they take"
+    assert 2590 < len(tried) < 2690, "the README says how many, and how long they take"
     assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16, 32} and max(tile.groups for tile in tried) == 1024
 
 
@@ -512,7 +512,7 @@ def test_rows_that_end_within_a_tile_and_packed_rows_have_tables_of_their_own(ca
         ([replace(CASE, T=8192, directions="shared", mode="backward")], "_SHARED_BACKWARD", 5,
          Tile(1, 512, 4, 2, registers=168, window=128)),
         ([replace(CASE, C=768, T=T, directions="shared", mode="backward") for T in (65536, 2**17)], "_SHARED_BACKWARD",
-         6, Tile(1, 128, 4, 1, registers=112, window=256)),
+         7, Tile(1, 128, 4, 1, registers=112, window=256)),
         ([replace(CASE, T=T, directions="shared", mode="backward") for T in (1024, 768)], "_SHARED_BACKWARD", 3,
          Tile(1, 256, 4, 2, registers=128)),
         ([replace(CASE, dim=-2, B=8, C=1536, T=1024)], "_LAST_FORWARD", 0, Tile(64, 8, 8, 8, 2)),

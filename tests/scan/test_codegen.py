@@ -28,19 +28,21 @@ OLD = VERSION < (3, 7)
 # 16 warps fit on a multiprocessor of 65,536 registers with 128 each, 12 with 168; tiles of channels trade warps for
 # work.
 REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
-# Bytes that may be spilled on other targets than that of the tables, and by a ptxas that came later: one address,
-# stored and loaded once, where ptxas gives a register for another warp.
+# Bytes that may be spilled on other targets than that of the tables, by a ptxas that came later, and where programs
+# share rows or channels: one address, stored and loaded once, where ptxas gives a register for another warp.
 SPILLED_ELSEWHERE = 8
 # The same, on the target of the tables and on others, where programs share rows and tuning holds a thread to fewer
 # registers than ptxas would take.
-SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = (32, 32) if OLD else (0, 16)
-# The same where programs share channels, beside the exchange; and of resets and final states of 64 steps a thread.
-SPILLED_SHARED, SPILLED_RESETS = 24, 256
+SPILLED_SPLIT, SPILLED_SPLIT_ELSEWHERE = (32, 32) if OLD else (8, 16)
+# The same of resets and final states of 64 steps a thread.
+SPILLED_RESETS = 256
 # A warp of AMD has 64 lanes. Before Triton 3.7 a pipelined tile of fewer groups than lanes is kept in memory there.
 SPILLED_THIN = 8192
 # Tiles of one row that before Triton 3.7 may be scanned twice, once in the layout of each of two results: whole rows
-# forward with the final states of sequences, and backward rows of one strip that end within a group.
+# forward with the final states of sequences; whole rows backward in several warps, whose groups are not in strips; and
+# backward rows of one strip that end within a group.
 TWICE = {tuning.Tile(1, 64, 8, 1)} if OLD else set()
+TWICE_BACK = {tuning.Tile(1, 256, 8, 4)} if OLD else set()
 TWICE_CUT = {tuning.Tile(1, 32, 4, 1), tuning.Tile(1, 32, 8, 1)} if OLD else set()
 
 
@@ -134,14 +136,18 @@ class Kernel(NamedTuple):
         """Groups that a thread holds, and so pairs of the scan."""
         return max(1, self.tile.rows * self.tile.groups // (LANES[target] * self.tile.num_warps))
 
+    def words(self, target: str) -> int:
+        """How many maps of a window a thread reads."""
+        return max(1, self.tile.rows * self.tile.window // (LANES[target] * self.tile.num_warps))
+
     def is_thin(self, target: str) -> bool:
         """Whether there are threads without a group of their own."""
         return self.tile.rows * self.tile.groups < LANES[target] * self.tile.num_warps
 
     @property
     def in_strips(self) -> bool:
-        """Whether groups are scanned in strips of 32: of one row that is not packed."""
-        return self.dim == -1 and self.tile.rows == 1 and not self.sequences
+        """Whether groups are scanned in strips of 32: of one row that is not packed, where one warp holds a tile."""
+        return self.dim == -1 and self.tile.rows == self.tile.num_warps == 1 and not self.sequences
 
     @property
     def variants(self) -> int:
@@ -154,14 +160,18 @@ class Kernel(NamedTuple):
         """Whether groups are scanned once for each of two results."""
         if self.name == "forward":
             return self.final and self.sequences > 0 and self.even and self.one_tile and self.tile in TWICE
-        return not self.sequences and not self.even and self.tile in TWICE_CUT
+        whole = self.even and self.one_tile
+        return not self.sequences and (self.tile in TWICE_BACK if whole else not self.even and self.tile in TWICE_CUT)
 
-    @property
-    def scans(self) -> int:
-        """Parallel scans in the code: of groups, which are several strips; then of maps of tiles and of windows."""
+    def scans(self, target: str) -> int:
+        """Parallel scans in the code: of groups, which are several strips; then of maps of tiles and of windows.
+
+        Those are in strips too where groups are, but not on AMD.
+        """
         scans = 2 if self.in_strips and self.tile.groups > 32 else 1
         if self.tile.window:
-            return (scans + 2) * self.variants
+            each = 2 if self.in_strips and self.tile.window > 32 and not target.startswith("gfx") else 1
+            return (scans + 2 * each) * self.variants
         return scans * self.variants * (2 if self.twice else 1)
 
     def shuffles(self, target: str) -> int:
@@ -184,7 +194,7 @@ class Kernel(NamedTuple):
         if self.in_strips:
             scan = 2 * min(5, rounds) + 1 + (2 if pairs > 1 else 0) + (2 if groups > 32 else 0)
             # Of AMD's a warp holds two strips side by side, which takes a round more.
-            scan += 4 * ((1 if warps > 1 else 0) + (2 if lanes > 32 and groups > 32 else 0))
+            scan += 4 * (2 if lanes > 32 and groups > 32 else 0)
         else:
             scan = 4 * (rounds + (2 if self.dim == -2 else _brought(pairs, 2 * lanes <= groups, warps)))
         shuffles = self.variants * pairs * scan * (2 if self.twice else 1)
@@ -195,16 +205,25 @@ class Kernel(NamedTuple):
             shuffles += _log2(rows)
         if not self.even:
             shuffles += self.inputs * 2 * _log2(rows)
-        if self.tile.window:
-            # The map of the tile is two sums. Maps of tiles, and of windows, take a minimum, which says whether all are
-            # there, a scan of two values and two sums. NVIDIA's warps have an instruction for the minimum. Of channels
-            # the maps are brought to other threads and back besides, in fewer rounds.
-            held, total = max(1, self.tile.window // (LANES[target] * warps)), _log2(LANES[target]) + _log2(warps)
-            least = total if self.dim == -2 or target.startswith("gfx") else _log2(warps)
-            brought = 2 if self.dim == -2 else _brought(held, held > 1, warps)
-            scan = held * 2 * (_log2(LANES[target]) + brought)
-            shuffles += self.variants * (2 * total + 2 * (least + 2 * total + scan))
-        return shuffles
+        return shuffles + (self.variants * self.exchange(target) if self.tile.window else 0)
+
+    def exchange(self, target: str) -> int:
+        """Shuffles for what the programs of a row hand on.
+
+        The map of the tile is two sums. Maps of tiles, and of windows, take a minimum, which says whether all are
+        there, a scan of two values and two sums. NVIDIA's warps have an instruction for the minimum. Of channels the
+        maps are brought to other threads and back besides, in fewer rounds.
+        After strips all lanes hold the map of the tile: no sum, but on AMD a round across its two strips side by side.
+        There the rest is the same; elsewhere maps are composed in strips too, as groups are, with no neighbour to ask.
+        """
+        warps, lanes = self.tile.num_warps, LANES[target]
+        held, total = max(1, self.tile.window // (lanes * warps)), _log2(lanes) + _log2(warps)
+        if self.in_strips and not target.startswith("gfx"):
+            return 2 * held * (2 * 5 + 2 + (2 if held > 1 else 0))
+        least = total if self.dim == -2 or target.startswith("gfx") else _log2(warps)
+        brought = 2 if self.dim == -2 else _brought(held, held > 1, warps)
+        scan = held * 2 * (_log2(lanes) + brought)
+        return 2 * (_log2(lanes // 32) if self.in_strips else total) + 2 * (least + 2 * total + scan)
 
     def barriers(self, target: str) -> int:
         """How many a tile may take.
@@ -220,7 +239,8 @@ class Kernel(NamedTuple):
         barriers, many = 0, self.tile.num_warps > 1
         if many:
             carried = self.final or not self.one_tile
-            barriers += self.variants * (2 if self.twice else 1) * (2 if carried or self.dim == -2 else 1)
+            last = 0 if carried or self.dim == -2 else 1
+            barriers += self.variants * (2 * (2 if self.twice else 1) - last)
             if carried:
                 barriers += (4 if self.dim == -2 else 3) * max(1, self.tile.rows // 32)
             if self.dim == -2 and (self.rows == ODD or self.is_thin(target)):
@@ -228,7 +248,7 @@ class Kernel(NamedTuple):
             if self.tile.window:
                 barriers += self.variants * (2 * 3 + 2 * (3 + 2 + 2 * 3))
         if self.final and (self.sequences or many):
-            barriers += 2 * (self.tile.width + self.scans - 1 if self.sequences else 1)
+            barriers += 2 * (self.tile.width + self.scans(target) - 1 if self.sequences else 1)
         if self.tile.window and target.startswith("gfx"):
             barriers += 2
         if self.tile.stages > 1:
@@ -239,14 +259,12 @@ class Kernel(NamedTuple):
         """Bytes that may be spilled."""
         if target.startswith("gfx"):
             return SPILLED_THIN if OLD and self.tile.stages > 1 and self.is_thin(target) else 0
-        if self.dim == -2 and self.tile.window:
-            return SPILLED_SHARED
         if self.at_once and self.sequences:
             return SPILLED_RESETS
         if self.tile.registers is not None and self.tile.window:
             return SPILLED_SPLIT if target == "sm_90" else SPILLED_SPLIT_ELSEWHERE
-        if self.tile.window and (self.sequences or OLD) and not self.even:
-            return SPILLED_ELSEWHERE  # beside both parts of a group cut by the row, and those of the exchange
+        if self.tile.window:
+            return SPILLED_ELSEWHERE  # beside what is held for the exchange
         return 0 if target == "sm_90" and VERSION <= (3, 7) else SPILLED_ELSEWHERE
 
 
@@ -309,11 +327,11 @@ def _check(target: str, kernel: Kernel) -> Code:
         if not kernel.is_thin(target):
             # Stages of a pipeline are copies of the loop there, and each may meet its neighbour.
             copies = tile.stages
-            assert code.scans <= copies * kernel.scans
+            assert code.scans <= copies * kernel.scans(target)
             assert code.shuffles <= copies * kernel.shuffles(target)
             assert code.barriers <= copies * (kernel.barriers(target) + 1)
         return code
-    assert code.scans <= kernel.scans
+    assert code.scans <= kernel.scans(target)
     assert code.shuffles <= kernel.shuffles(target)
     assert code.barriers <= kernel.barriers(target)
     most = REGISTERS_LAST if kernel.dim == -2 else REGISTERS_PACKED if kernel.sequences else REGISTERS
@@ -348,8 +366,8 @@ def test_rows_shared_by_programs(target: str, kernel: Kernel) -> None:
     variants = kernel.variants
     assert code.count(r"atom\.global[\w.:]*\.add") == 0
     assert code.count(r"atom\.global[\w.:]*\.or\.b64") == 2 * variants
-    # Each map is read whole, by a load that is not kept from an earlier one.
-    assert code.count(r"ld\.volatile\.global[\w.:]*\.[bu]64") >= 4 * variants
+    # Each map is read whole, by a load that is not kept from an earlier one: before a program waits, while and after.
+    assert code.count(r"ld\.volatile\.global[\w.:]*\.[bu]64") == 2 * 3 * kernel.words(target) * variants
 
 
 @_everywhere(WAITING, ("sm_90", "gfx942"))
@@ -360,9 +378,11 @@ def test_a_program_that_waits_reads_again(target: str, kernel: Kernel) -> None:
     # A program waits for the tiles of its window and for the windows before, and loops nowhere else.
     loops = code.inner_loops
     assert len(loops) == 2 * kernel.variants
-    # A thread reads again all words that it has of the maps of a window.
-    words = max(1, kernel.tile.rows * kernel.tile.window // (LANES[target] * kernel.tile.num_warps))
-    assert all(len(re.findall(read, loop, re.MULTILINE)) >= words for loop in loops)
+    # A thread reads again the words that it has of the maps of a window, each only while it is missing, which is 0.
+    for loop in loops:
+        assert len(re.findall(read, loop, re.MULTILINE)) == kernel.words(target)
+        missing = set(re.findall(r"setp\.eq\.[bsu]64\s+(%p\d+), %rd\d+, 0;", loop))
+        assert code.amd or set(re.findall(rf"@(%p\d+) {read}", loop)) <= missing
 
 
 @_everywhere(LAST + LAST_PACKED + LAST_SHORT, ("sm_90",))

@@ -33,16 +33,18 @@ REGISTERS, REGISTERS_CUT, REGISTERS_MOST = 128, 168, 255
 # Bytes that may be spilled where a thread may not have the registers that ptxas would take: by dtype and whether
 # backward, where tuning holds it to fewer; and of rows that end within a group, where threads hold two.
 SPILLED_CAPPED = {
-    (torch.float32, False): 0, (torch.float32, True): 0, (torch.bfloat16, False): 8, (torch.bfloat16, True): 64,
+    (torch.float32, False): 0, (torch.float32, True): 0, (torch.bfloat16, False): 8, (torch.bfloat16, True): 0,
 }  # fmt: skip
 SPILLED_CUT = {torch.float32: 0, torch.bfloat16: 16}
 # The same of rows that programs share: of those of 32 programs at most, whose maps are one a thread, on the target of
-# the tables and elsewhere; and of more, for which Triton before 3.7 spills some words more.
+# the tables and elsewhere; and of more. Triton before 3.7 spills some words more.
 SPILLED_LONG = {
-    (torch.float32, False): (32, 40, 56), (torch.float32, True): (16, 24, 32),
-    (torch.bfloat16, False): (0, 0, 0), (torch.bfloat16, True): (48, 88, 80),
+    (torch.float32, False): (32, 40, 64), (torch.float32, True): (0, 0, 48),
+    (torch.bfloat16, False): (32, 32, 80), (torch.bfloat16, True): (16, 16, 96),
+} if OLD else {
+    (torch.float32, False): (32, 32, 40), (torch.float32, True): (0, 0, 40),
+    (torch.bfloat16, False): (24, 24, 48), (torch.bfloat16, True): (16, 32, 48),
 }  # fmt: skip
-SPILLED_OLD = 24 if OLD else 0
 
 
 class Kernel(NamedTuple):
@@ -92,7 +94,7 @@ class Kernel(NamedTuple):
     @property
     def held(self) -> int:
         """Of how many programs of the row a thread holds the map."""
-        return max(1, -(-self.T // self.tile.steps) // 32) if self.tile.window else 0
+        return max(1, -(-self.T // self.tile.steps) // (32 * self.tile.num_warps)) if self.tile.window else 0
 
     @property
     def registers(self) -> int:
@@ -108,7 +110,7 @@ class Kernel(NamedTuple):
         kind = self.dtype, self.backward
         if self.tile.window:
             here, elsewhere, many = SPILLED_LONG[kind]
-            return many + SPILLED_OLD if self.held > 1 else here if target == "sm_90" else elsewhere
+            return many if self.held > 1 else here if target == "sm_90" else elsewhere
         if self.tile.registers is not None:
             return SPILLED_CAPPED[kind]
         return 0 if self.even else SPILLED_CUT[self.dtype]
@@ -140,26 +142,39 @@ class Kernel(NamedTuple):
 
     @property
     def exchange(self) -> int:
-        """Where programs, of one warp, share a row: three sums, and two scans of the maps of all with a sum each."""
+        """Where programs share a row: of the maps of all of them in either direction, in strips as groups are.
+
+        All lanes hold the map of the tile, so that it takes no sums, and of all programs the state after the last one,
+        a shuffle where they are one strip. Of several warps the maps of strips are brought across as those of groups;
+        then the tile's map and two states that come in, in three and two numbers, and whether all maps are there, in
+        two, are totals of warps.
+        """
         if self.tile.window == 0:
             return 0
-        brought = 2 if self.held > 1 else 0  # from a thread's map to its next, and the last one to all lanes
-        return 3 * 5 + 2 * (self.held * 2 * (5 + brought) + 5)
+        strip = 2 * 5 + (2 if self.held > 1 else 0) + (2 if self.parts > 1 else 1)
+        across = 4 if self.tile.num_warps > 1 else 0
+        return 2 * self.held * (strip + across) + (3 + 2 + 2) * _log2(self.tile.num_warps)
+
+    @property
+    def parts(self) -> int:
+        """How many strips the maps of all programs of a row are."""
+        return self.held * self.tile.num_warps
 
     @property
     def scans(self) -> int:
-        """In either direction within strips, over them where there are several, and over the maps of programs."""
-        return 2 * (1 + (self.strips > 1) + (self.tile.window > 0))
+        """In either direction within strips, and over them where there are several; of groups, then of programs."""
+        return 2 * ((1 + (self.strips > 1)) + (1 + (self.parts > 1) if self.tile.window else 0))
 
     @property
     def barriers(self) -> int:
         """Two scans over strips of several warps, each a meeting after writing, and one between them.
 
-        A final state is a sum, that meets there too and once more before it is stored. One warp meets nobody.
+        A final state is a sum, that meets there too and once more before it is stored. One warp meets nobody. Where
+        several share a row with other programs, the same of the seven totals and two scans of the exchange.
         """
         if self.tile.num_warps == 1:
             return 0
-        return 2 + 1 + (2 * 3 if self.final else 0)
+        return 2 + 1 + (2 * 3 if self.final else 0) + (7 * 3 + 2 * 2 if self.tile.window else 0)
 
 
 def _log2(n: int) -> int:
@@ -212,6 +227,24 @@ def test_each_tensor_is_moved_once(kernel: Kernel) -> None:
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if not k.backward and k.whole], ids=str)
 def test_with_final_states(kernel: Kernel) -> None:
     _check("sm_90", kernel._replace(final=True))
+
+
+@pytest.mark.parametrize("form", LARGE)
+def test_what_is_held_as_it_was_loaded_takes_fewer_registers(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(form, 65_536, torch.bfloat16)
+    # Its tile with as many registers as ptxas likes.
+    tile = kernel.tile._replace(registers=None)
+    monkeypatch.setattr(tuning, "shared", lambda *_, **__: tile)
+    held, converted = (_held_from(steps, kernel, monkeypatch) for steps in (launch_shared._HELD_FROM, tile.steps))
+    assert held.registers < converted.registers and held.spilled == 0
+    for what in ("wide_loads", "wide_stores", "loads", "stores", "shuffles", "scans"):
+        assert getattr(held, what) == getattr(converted, what), what
+
+
+def _held_from(steps: int, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Code:
+    """The code of a kernel where numbers of 16 bits are held from so many steps a thread on."""
+    monkeypatch.setattr(launch_shared, "_HELD_FROM", steps)
+    return kernel.code("sm_90")
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_100"])

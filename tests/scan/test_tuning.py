@@ -124,7 +124,7 @@ def test_some_long_rows_have_tiles_of_which_all_rows_fit_at_once(itemsize: int, 
 # each, down to 128. Rows that begin or end within a group are held by tiles of 512 groups at most.
 SHARED_LONGEST = {(2, False): 8192, (2, True): 4096, (4, False): 4096, (4, True): 2048}
 # The longest of each tile of rows that programs share.
-SHARED_LONG = {(2, False): (2**17,), (2, True): (2**17,), (4, False): (2**17,), (4, True): (2**14, 2**17)}
+SHARED_LONG = {(2, False): (2**17,), (2, True): (2**17,), (4, False): (2**13, 2**17), (4, True): (2**13, 2**15, 2**17)}
 # The most steps that programs share.
 SHARED_MOST = 2**17
 
@@ -165,10 +165,11 @@ def test_both_directions_of_longer_rows_are_shared_by_programs(itemsize: int, ba
         assert tile is not None and tile.rows == 1 and tile.stages == 1 and tile.width == 16 // itemsize
         # All maps of a row are read at once; its programs fit on a GPU of 40 multiprocessors.
         assert longest <= tile.steps * tile.window and tile.window <= 40 * tuning.programs_at_once(tile)
-        assert tile.num_warps == 1
+        # One warp needs no barriers, and two few; a thread has enough to hide what it waits for.
+        assert tile.num_warps <= 2 and tile.groups // (32 * tile.num_warps) in (4, 8)
         # From the first step on that no tile of one program holds, or fills by three quarters.
         assert all(chosen(T) == tile for T in (begin + 1, longest - 1, longest))
-        if begin == tuning.LARGEST_TILE:
+        if begin == SHARED_LONGEST[itemsize, backward] == tuning.LARGEST_TILE:
             assert all(chosen(T) == tile for T in (begin // 2 + 1, 3 * begin // 4 - 1))
             assert all(chosen(T) not in (None, tile) for T in (begin // 2, 3 * begin // 4, begin))
         begin = longest
