@@ -10,6 +10,8 @@ It computes whether integers overflow, and only in debug mode says so. Here it d
 
 It writes down a table of all dtypes whenever it looks one up. Here each is looked up once.
 
+It makes types anew for every value and asks operands for them again and again. `tests/language.py` ends that.
+
 It runs one program after another, so that one which waits for a later one would wait for ever. Here a program whose
 wait is in vain (a volatile load of words that are zero, as `scan/kernels/exchange.py` waits for them) lets those which
 have not begun run first; where none is left, the launch ends in an exception.
@@ -32,6 +34,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import ScanOps
 
+from tests import language
+
 # The private class is the same in these versions; in any other the slow original stays.
 KNOWN_VERSIONS = ("3.6.0", "3.7.1", "3.9.0")
 
@@ -40,8 +44,11 @@ _patch_always = interpreter._patch_lang  # type: ignore[attr-defined]
 _of_scalar = functools.cache(interpreter._get_np_dtype)
 
 
-def quicken() -> bool:
-    """Put all of it in place; False, and nothing is changed, where this Triton is not a known one."""
+def quicken(types: bool = True) -> bool:
+    """Put all of it in place; False, and nothing is changed, where this Triton is not a known one.
+
+    `types`: also what `tests/language.py` replaces.
+    """
     if triton.__version__.split("+")[0] not in KNOWN_VERSIONS:
         return False
     if interpreter._patch_lang is _patch_once:  # type: ignore[attr-defined]
@@ -51,6 +58,8 @@ def quicken() -> bool:
     interpreter._get_np_dtype = _numpy_dtype
     interpreter.GridExecutor = _Executor  # type: ignore[misc]
     interpreter.InterpreterBuilder.create_masked_load = _load_when_there  # type: ignore[method-assign]
+    if types:
+        language.quicken()
     _set_options(debug=False, sanitize_overflow=False)
     return True
 
@@ -153,11 +162,16 @@ def _set_options(**options: bool) -> None:
 
 # Which of the modules `tl` and `tl.core` the launch under way has replaced the functions of.
 _patched: set[int] = set()
+# Which of both a module knows, by its globals, which live as long as the process.
+_modules: dict[int, set[int]] = {}
 
 
 def _patch_once(function: Any) -> Any:
     """What the interpreter calls before a launch and before every call of another function: the first one counts."""
-    modules = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
+    modules = _modules.get(id(function.__globals__))
+    if modules is None:
+        modules = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
+        _modules[id(function.__globals__)] = modules
     if modules and modules <= _patched:
         return None
     scope = _patch_always(function)

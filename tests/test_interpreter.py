@@ -1,8 +1,12 @@
-"""The quick interpreter against Triton's own: the tree scan, what is replaced once a launch, integers that overflow."""
+"""The quick interpreter against Triton's own: the tree scan, what is replaced once a launch, values of every dtype."""
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +18,11 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import ScanOps
 
+from scan import tuning
 from tests import interpreter
 from tests.interpreter import overflows_raise, slow_scan, tree_scan
+from tests.scan.calls import Call, answers, draw_all
+from tests.scan.cases import Case, bits
 
 pytestmark = pytest.mark.interpreter
 
@@ -202,3 +209,126 @@ def test_a_program_that_would_wait_for_ever_ends_the_launch() -> None:
         _wait_for_nobody[(100,)](torch.zeros(1, dtype=torch.int64))
     # The next launch is one as any.
     test_a_program_waits_for_a_later_one(5, 1)
+
+
+DTYPES = (
+    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64, torch.int16, torch.int8,
+    torch.uint8,
+)  # fmt: skip
+
+
+@triton.jit
+def _values(a_ptr, b_ptr, out_ptr, count, whole: tl.constexpr, bfloat16: tl.constexpr):
+    """Blocks and scalars beside one another, of one dtype and of others, in every operator of the kernels."""
+    rows, columns = tl.arange(0, 4)[:, None], tl.arange(0, 8)[None, :]
+    at = rows * 8 + columns
+    a, b = tl.load(a_ptr + at), tl.load(b_ptr + at)
+    column, row = tl.load(a_ptr + rows), tl.load(b_ptr + columns)
+    scalar = tl.load(b_ptr)
+    if bfloat16:  # of which the interpreter has no constants
+        a, b, column, row, scalar = a.to(tl.float32), b.to(tl.float32), column.to(tl.float32), row.to(tl.float32), 1.5
+    out = out_ptr + at
+    tl.store(out, a + b)
+    tl.store(out + 32, a * column - row * b)
+    tl.store(out + 64, 2 * a + b * 3 - (column + scalar))
+    tl.store(out + 96, tl.where(a < b, a, b) + tl.where(columns >= 3, a, 0))
+    tl.store(
+        out + 128, tl.maximum(a, column) + tl.minimum(b, row) + tl.where((a > scalar) & (rows != 1) | (b == a), 1, 0)
+    )
+    tl.store(out + 160, a.to(tl.float32) * 0.5 + b.to(tl.int32) + at)
+    tl.store(out + 192, tl.load(out_ptr + at, mask=(at < count) & (columns != 2), other=0) + tl.sum(b, 1)[:, None])
+    tl.store(out + 224, (at + count) // 3 + (at - count) % 5 + tl.cdiv(count, 4) + (at << 2 | 1) - (at >> 1))
+    tl.store(out + 256, a / b if not whole else a // b)
+    tl.store(out + 288, a + at.to(tl.int64) if whole else tl.exp(column.to(tl.float32)) * tl.exp2(-row.to(tl.float32)))
+    tl.store(out + 320, tl.reshape(tl.trans(a), (4, 8)) + (a > 1))
+    tl.store(out + 352, tl.max(a, 0)[None, :] + tl.zeros_like(b) + tl.full((4, 8), 1, tl.int32))
+
+
+@triton.jit
+def _pointers_are_added(a_ptr, b_ptr):
+    tl.store(a_ptr + b_ptr, 0)
+
+
+@triton.jit
+def _shapes_do_not_agree(a_ptr, b_ptr):
+    tl.store(a_ptr + tl.arange(0, 4), tl.arange(0, 4) + tl.arange(0, 8))
+
+
+@triton.jit
+def _number_is_too_large(a_ptr, b_ptr):
+    tl.store(a_ptr, tl.load(b_ptr).to(tl.int8) + 128)
+
+
+@triton.jit
+def _number_is_negative(a_ptr, b_ptr):
+    tl.store(a_ptr, tl.load(b_ptr).to(tl.uint8) * -1)
+
+
+@triton.jit
+def _pointer_is_multiplied(a_ptr, b_ptr):
+    tl.store(a_ptr, a_ptr * a_ptr)
+
+
+@triton.jit
+def _shape_is_no_power_of_two(a_ptr, b_ptr):
+    tl.store(a_ptr, tl.sum(tl.zeros((3,), tl.int32), 0))
+
+
+REFUSED = (
+    _pointers_are_added, _shapes_do_not_agree, _number_is_too_large, _number_is_negative, _pointer_is_multiplied,
+    _shape_is_no_power_of_two,
+)  # fmt: skip
+# Kernels of every module, with few steps.
+CALLS = [
+    Call(Case(37, torch.float32, rows=(3,), initial=True)),
+    Call(Case(70, torch.bfloat16, rows=(2,), lengths=(9, 0, 33, 20), log=True, initial=True)),
+    Call(Case(21, torch.float16, torch.float32, rows=(2, 9), dim=-2, reverse=True)),
+    Call(Case(33, torch.float64, rows=(2,), initial=True), both=True),
+    Call(Case(24, torch.complex64, rows=(2,), lengths=(3, 0, 21), initial=True)),
+    Call(Case(140, torch.float32, rows=(1,), lengths=(100, 40)), tile=tuning.Tile(1, 8, 4, 1, window=2)),
+]
+
+
+def _results() -> dict[str, object]:
+    """Bits of every dtype's values and of scans, and what is said of what is refused."""
+    torch.manual_seed(0)
+    found: dict[str, object] = {}
+    odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, -1e-41, 3e38])
+    for dtype in DTYPES:
+        whole = not dtype.is_floating_point
+        a, b = (torch.randint(1, 9, (32,)).to(dtype) if whole else torch.randn(32).to(dtype) for _ in range(2))
+        if not whole:
+            a[:8] = odd.to(dtype)
+        for to in (dtype, torch.float32):
+            out = torch.zeros(384, dtype=to)
+            _values[(1,)](a, b, out, 20, whole, dtype == torch.bfloat16)
+            found[f"{dtype} to {to}"] = bits(out)
+    for kernel in REFUSED:
+        try:
+            kernel[(1,)](torch.ones(8), torch.ones(8))
+        except Exception as error:
+            found[kernel.fn.__name__] = f"{error!r} {error.__cause__!r}"
+    for call in CALLS:
+        for outputs in answers(call, draw_all(call, torch.device("cpu")), {}):
+            found |= {f"{call} {name}": bits(value) for name, value in outputs.items() if value is not None}
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning")
+def test_quick_types_change_no_bit_and_no_refusal() -> None:
+    script = (
+        "import sys, torch; from tests import interpreter; interpreter.quicken(types=False);"
+        "from tests.test_interpreter import _results; torch.save(_results(), sys.stdout.buffer)"
+    )
+    root = Path(__file__).resolve().parents[1]
+    slow = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=root, stdout=subprocess.PIPE, check=True)
+    wanted, got = torch.load(io.BytesIO(slow.stdout)), _results()
+    assert wanted.keys() == got.keys() and set(got) >= {kernel.fn.__name__ for kernel in REFUSED}
+    for name, value in wanted.items():
+        assert torch.equal(got[name], value) if isinstance(value, torch.Tensor) else got[name] == value, name
+
+
+def test_types_are_quick_here() -> None:
+    assert tl.block_type(tl.float32, [2, 4]) is tl.block_type(tl.float32, [tl.constexpr(2), 4])
+    assert tl.block_type(tl.float32, [2, 4]) != tl.block_type(tl.float32, [4, 2])
+    assert tl.block_type(tl.pointer_type(tl.int8), [2]) != tl.block_type(tl.pointer_type(tl.uint8), [2])
