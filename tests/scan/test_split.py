@@ -79,16 +79,20 @@ def _assert_shared(made: list[launch.Launch], case: Case) -> None:
 
 
 # One window filled, one step more, the next window filled but for a step, two windows, more than are composed at once.
-@pytest.mark.parametrize("num_warps", [1, 4])
+# Where maps can be composed in strips also in tiles of several warps, which do not.
 @pytest.mark.parametrize(("tiles", "more"), [(2, 0), (2, 1), (4, -1), (4, 0), (7, 5)])
-@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
-@pytest.mark.parametrize("case", grid(T=(0,), initial=(True,), **BOTH), ids=str)
+@pytest.mark.parametrize(
+    ("case", "packed", "num_warps"),
+    [
+        pytest.param(case, packed, num_warps, id=f"{case}-{'packed-' * packed}{num_warps}")
+        for case, packed in itertools.product(grid(T=(0,), initial=(True,), **BOTH), (False, True))
+        for num_warps in ((1, 4) if case.dim == -1 and not packed else (1,))
+    ],
+)
 def test_around_tiles_and_windows_of_two(
-    case: Case, packed: bool, tiles: int, more: int, num_warps: int, kernel_device: torch.device,
+    case: Case, packed: bool, num_warps: int, tiles: int, more: int, kernel_device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    if num_warps > 1 and (packed or case.dim == -2):
-        pytest.skip("one warp or several, they are composed alike")
     made = _share(monkeypatch, 2, num_warps=num_warps)
     case = _around(dataclasses.replace(case, rows=(2,) if case.dim == -1 else (3,)), tiles, more, packed)
     check(case, kernel_device)
