@@ -6,7 +6,7 @@ import itertools
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,9 @@ SHARED = {
     "sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024,
     "gfx942": 64 * 1024,
 }  # fmt: skip
+# A target that differs from another in nothing that Triton asks for: its PTX, which is the other's but for the name, is
+# taken from there and assembled anew.
+SAME_PTX = {"sm_89": "sm_86"}
 
 
 class Code(NamedTuple):
@@ -139,11 +142,28 @@ def compiling(target: str) -> Iterator[list[Any]]:
         torch.version.hip, torch.utils.deterministic.fill_uninitialized_memory = hip, poisoned
 
 
-def code_of(target: str, call: Callable[[], object]) -> list[Code]:
-    """The code of every kernel that `call` would launch."""
-    with compiling(target) as kernels:
+def code_of(target: str, call: Callable[[], object], *, by_itself: bool = False) -> list[Code]:
+    """The code of every kernel that `call` would launch; `by_itself`: also where another target has the same PTX."""
+    like = None if by_itself else SAME_PTX.get(target)
+    with compiling(like or target) as kernels:
         call()
-    return [_code(kernel) for kernel in kernels]
+    codes = [_code(kernel) for kernel in kernels]
+    if like is None:
+        return codes
+    return [_assembled(target, like, code, kernel) for code, kernel in zip(codes, kernels, strict=True)]
+
+
+def _assembled(target: str, like: str, code: Code, kernel: Any) -> Code:
+    """What ptxas makes of a kernel for another target."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    text, named = re.subn(rf"\.target {like}\b", f".target {target}", code.text)
+    assert named == 1
+    _, number, _ = TARGETS[target]
+    backend = CUDABackend(GPUTarget(*TARGETS[target]))
+    usage = _resources(backend.make_cubin(text, {}, kernel.metadata, number))
+    return code._replace(text=text, registers=usage["REG"], spilled=usage["STACK"] + usage["LOCAL"])
 
 
 def _code(kernel: Any) -> Code:
@@ -174,3 +194,12 @@ def _resources(cubin: bytes) -> dict[str, int]:
             check=True,
         ).stdout
     return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", listing)}
+
+
+def half(kernels: Sequence[Any], which: int) -> list[Any]:
+    """Half of a product of choices between two, which are in order: for `which` 0 or 1 one half or the other.
+
+    One half has an even number of choices other than the first, the other an odd one. So of three choices or more every
+    two are met in all four combinations, in either half.
+    """
+    return [kernel for n, kernel in enumerate(kernels) if n.bit_count() % 2 == which]
