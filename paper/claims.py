@@ -131,11 +131,14 @@ class Claim:
     def choose(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows that it is about, of its provider."""
         chosen = (rows["stem"] == self.stem) & (rows["recorded_as"] == self.provider) & ~rows["published"]
+        # The few rows that are left are asked for the rest.
+        rows = rows[chosen & (rows["hardware"] == self.hardware)]
+        chosen = pd.Series(True, index=rows.index)
         for column, condition in self.where.items():
             if column not in rows:
                 raise ClaimError(f"Claim {self.id}: {column!r} is no column of the tidy table.")
             chosen &= _meets(rows[column], condition)
-        return rows[chosen & (rows["hardware"] == self.hardware)]
+        return rows[chosen]
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,8 @@ def judge(claim: Claim, stored: pd.DataFrame, here: pd.DataFrame | None = None) 
         return _no(claim, f"there is no record of it; `python -m experiments -m experiment={claim.stem}` makes them")
     if claim.hardware not in set(of_stem["hardware"]):
         return _no(claim, f"made for {_name(stored, claim.hardware)}, this is {_names(of_stem)}")
-    wanted, chosen = claim.measured(claim.choose(stored)), claim.measured(claim.choose(rows))
+    wanted = claim.measured(claim.choose(stored))
+    chosen = wanted if here is None else claim.measured(claim.choose(rows))
     if chosen.empty:
         return _no(claim, f"none of its {_cases(len(wanted))} was measured with {claim.provider}")
     bad = chosen[chosen["status"].isin(WRONG)]

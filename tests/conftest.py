@@ -12,7 +12,9 @@ import os
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -69,6 +71,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU, and {why}"))
         if item.get_closest_marker("codegen") and INTERPRETING:
             item.add_marker(pytest.mark.skip(reason="compiles ahead of time: not with TRITON_INTERPRET=1"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which worker of pytest-xdist gets which tests: neighbours share one, and those of the paper are all neighbours.
+
+    So a kernel that some tests look at is compiled once, and no second worker builds the paper for tests of its own.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Neighbours(LoadScopeScheduling):
+        def __init__(self) -> None:
+            super().__init__(config, log)
+            self.units: dict[str, str] = {}
+            self.tests: Counter[str] = Counter()
+
+        def _split_scope(self, nodeid: str) -> str:
+            if nodeid not in self.units:
+                file = nodeid.partition("::")[0]
+                built = file.startswith("tests/paper/")
+                self.units[nodeid] = "paper" if built else f"{file} {self.tests[file] // 8}"
+                self.tests[file] += 1
+            return self.units[nodeid]
+
+    config.option.loadscopereorder = False
+    return Neighbours()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ import json
 import math
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,6 +280,30 @@ def drawn(measured: Measurements, tmp_path_factory: pytest.TempPathFactory) -> D
 def built(drawn: Drawn) -> Path:
     """The folder of that build; whoever adds to it copies it first."""
     return drawn.folder
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a process said that built the paper, and where."""
+
+    folder: Path
+    status: int
+    out: str
+    error: str
+
+
+@pytest.fixture(scope="session")
+def of_stored_records(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """`python -m paper` on what is stored, in a process that has neither LaTeX nor what only measuring needs."""
+    folder = tmp_path_factory.mktemp("stored")
+    blocked = ("torch", "triton", "hydra", "omegaconf", "wandb", "scan")
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "from paper import latex; latex.available = lambda: False\n"
+        f"from paper.__main__ import main; sys.exit(main(['--out', {str(folder)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
+    return Command(folder, done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="session")

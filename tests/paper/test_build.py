@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from paper import lines, style
 from paper.__main__ import SOURCES, build, main
 from paper.intervals import independent, paired
 from paper.measurements import Measurements, gather
+from tests.paper.conftest import Command
 
 Write = Callable[..., Path]
 LEAST_POINTS = 7
@@ -337,18 +336,10 @@ def test_bad_results_end_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureF
     assert said.startswith("--results must be a folder") and "Traceback" not in said
 
 
-def test_the_paper_needs_no_torch_triton_hydra_or_wandb(tmp_path: Path) -> None:
-    blocked = ("torch", "triton", "hydra", "omegaconf", "wandb", "scan")
-    script = (
-        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
-        "from paper import latex; latex.available = lambda: False\n"
-        f"from paper.__main__ import main; sys.exit(main(['--out', {str(tmp_path)!r}]))"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == (
+def test_the_paper_needs_no_torch_triton_hydra_or_wandb(of_stored_records: Command) -> None:
+    assert of_stored_records.status == 0, of_stored_records.error
+    assert of_stored_records.out.splitlines()[-1] == (
         "There is no PDF, because latexmk is not installed; on Debian: "
         "apt-get install texlive-latex-recommended texlive-fonts-recommended latexmk."
     )
-    assert list((tmp_path / "figures").glob("*.pdf"))
+    assert list((of_stored_records.folder / "figures").glob("*.pdf"))

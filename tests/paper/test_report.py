@@ -132,9 +132,12 @@ def test_results_that_cannot_be_used_are_named(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.startswith("error: --results must be a folder of stored records")
 
 
-def test_a_page_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_cannot_be_written_is_named(
+    write_results: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert main(["--outputs", str(tmp_path), "--out", str(file / "index.html")]) == 1
+    few = ["--results", str(write_results()), "--outputs", str(tmp_path)]
+    assert main([*few, "--out", str(file / "index.html")]) == 1
     said = f"error: {file / 'index.html'} cannot be written ({{}}): name another file by --out.\n"
     assert capsys.readouterr().err in (said.format("File exists"), said.format("Not a directory"))
