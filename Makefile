@@ -24,6 +24,8 @@ reproduce: $(ready) ## measure what suits this machine, then build figures, tabl
 # compiled by the Triton that is there and, where that is another, by the oldest, which only a process of its own sees.
 oldest := $(shell sed -n 's/^triton==//p' requirements/codegen.txt)
 has_oldest = $(PY) -c "import sys, triton._C.libtriton; sys.exit(triton.__version__ != '$(oldest)')" 2>/dev/null
+# The runs import the same modules: what one has compiled the next finds, also where bytecode is not kept as a rule.
+test: export PYTHONDONTWRITEBYTECODE =
 test: export older = $(CURDIR)/build/triton-$(oldest)
 test: $(ready) ## run the tests, again in Triton's interpreter those that compute, and compile with the oldest Triton
 	@mkdir -p build; failed=0; \
