@@ -1,4 +1,4 @@
-"""Both directions of the same gates and tokens: right, the bits of two scans of one row a tile, one launch."""
+"""Both directions of the same gates and tokens: right, the bits of two scans of one row a warp, one launch."""
 
 from __future__ import annotations
 
