@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -151,8 +151,18 @@ class Provider(ABC):
         """Its public function, gradients through autograd."""
 
 
-# Behind two calls nothing is decided, compiled or kept for the first time.
-_CALLS_BEFORE = 2
+Returned = TypeVar("Returned")
+
+
+def of_a_later_call(scan: Callable[..., Returned], leaves: Sequence[Tensor]) -> Returned:
+    """What a public function returns, with its graph, as training finds it.
+
+    Behind two calls nothing is decided, compiled or kept for the first time.
+    """
+    with torch.enable_grad():
+        for _ in range(2):
+            scan(*leaves)
+        return scan(*leaves)
 
 
 class AutogradProvider(Provider):
@@ -191,10 +201,7 @@ class AutogradProvider(Provider):
             each.detach().requires_grad_(name in wanted(case)) for name, each in (("gates", gates), ("tokens", tokens))
         )
         if case.mode == "backward":
-            with torch.enable_grad():
-                for _ in range(_CALLS_BEFORE):
-                    scan(*leaves)
-                states = scan(*leaves)
+            states = of_a_later_call(scan, leaves)
             needed = [each for each in leaves if each.requires_grad]
             return Call(lambda: torch.autograd.grad(states, needed, d_states, retain_graph=True), self.read(case))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from experiments.config import DIRECTIONS, Case
 from experiments.directions import apart, terms
 from experiments.inputs import Inputs
-from experiments.providers.base import Call, Named, Provider, outputs_of
+from experiments.providers.base import Call, Named, Provider, of_a_later_call, outputs_of
 
 Scan = Callable[..., Sequence[Tensor]]
 """Gates and tokens, then those of the reverse branch where it has its own, to the states, one or two tensors."""
@@ -31,7 +31,7 @@ class BothDirections(Provider):
 
 
 def differentiated(case: Case, inputs: Inputs, scan: Scan) -> Call:
-    """Forward as in inference, without a graph; backward on a graph that is kept."""
+    """Forward as in inference, without a graph; backward on a kept graph of a call that was made before."""
     shared = inputs.shared()
     names = [name for name in shared if not name.startswith("d_states")]
     upstream = [each for name, each in shared.items() if name.startswith("d_states")]
@@ -46,8 +46,7 @@ def differentiated(case: Case, inputs: Inputs, scan: Scan) -> Call:
 
     leaves = [shared[name].detach().requires_grad_() for name in names]
     if case.mode == "backward":
-        with torch.enable_grad():
-            states = tuple(scan(*leaves))
+        states = tuple(of_a_later_call(scan, leaves))
         return Call(lambda: torch.autograd.grad(states, leaves, upstream, retain_graph=True), read)
 
     def both() -> tuple[Tensor, ...]:

@@ -645,3 +645,14 @@ def test_messages_are_cut_to_a_line() -> None:
     assert first_line(ValueError("one.\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
     assert len(first_line(ValueError("x" * 1000))) == 240
+
+
+@pytest.mark.parametrize("directions", DIRECTIONS)
+def test_backward_alone_is_that_of_a_later_call(directions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Calls of one direction return states alone, as those of peers do.
+    name = "scan_causal" if directions == DIRECTIONS[0] else "linear_scan_bidirectional"
+    function, calls = getattr(scan, name), []
+    monkeypatch.setattr(scan, name, lambda *tensors, **options: calls.append(0) or function(*tensors, **options))
+    case = replace(CASE, mode="backward", directions=directions)
+    provider("ours").build(case, draw(case, "cpu")).run()
+    assert len(calls) == 3
