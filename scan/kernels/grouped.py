@@ -374,18 +374,21 @@ def scan_rows_backward(
                     d = d + (tl.zeros(g[k].shape, STATE),)
             h = ()
             if d_gates_ptr is not None:
-                h = load_columns(
-                    states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
-                )
-                # Beside its own states a group needs one of its neighbour.
-                h_before = load_neighbour(before_row, where, states_t, V, DESCENDING).to(STATE)
+                if WINDOW == 0:
+                    h = load_columns(
+                        states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING,
+                        STATE,
+                    )
+                    # Beside its own states a group needs one of its neighbour.
+                    h_before = load_neighbour(before_row, where, states_t, V, DESCENDING).to(STATE)
         if not EVEN:
             if edge:
                 g = own_columns(gates_row, where, g, 0.0 if LOG else 1.0, V, GATES_VECTOR, DESCENDING, STATE)
                 if d_states_ptr is not None:
                     d = own_columns(d_states_row, where, d, 0.0, V, D_STATES_VECTOR, DESCENDING, STATE)
                 if d_gates_ptr is not None:
-                    h = own_columns(states_row, where, h, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
+                    if WINDOW == 0:
+                        h = own_columns(states_row, where, h, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
         g = exponentials(g, V, LOG)
         if PACKED:
             first = bit_columns(first_bits, V, DESCENDING)
@@ -408,6 +411,15 @@ def scan_rows_backward(
         carry = leave_tile(u, carry, T - start + phase, V, DESCENDING, AXIS)
         d_gates = ()
         if d_gates_ptr is not None:
+            if WINDOW > 0:
+                # Read after what a program waits for, so that meanwhile there is room for more programs.
+                h = load_columns(
+                    states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
+                )
+                h_before = load_neighbour(before_row, where, states_t, V, DESCENDING).to(STATE)
+                if not EVEN:
+                    if edge:
+                        h = own_columns(states_row, where, h, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
             # From here on h[k + 1] is the state before step k, and h[0] is not used.
             h = (h[0],) + h if AT_ONCE else h + (h_before,)
             alone = (h[0],)

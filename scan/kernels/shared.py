@@ -102,6 +102,23 @@ def load_next(pointer, base, stride, step, T, rows, V: tl.constexpr, STATE: tl.c
 
 
 @triton.jit
+def load_met(states, tile, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
+             HOLD: tl.constexpr, STATE: tl.constexpr):
+    """The states of either direction, each followed by those that it met before the first step of each group.
+
+    `states` is both tensors, the offset of step 0 of each row, and a stride.
+    """
+    ahead_ptr, back_ptr, base, stride = states
+    _, _, where = tile
+    _, position, T, rows, _ = where
+    before = load_next(ahead_ptr, base, stride, position - 1, T, rows, V, STATE)
+    ahead = load_whole(ahead_ptr, base, stride, tile, 0.0, V, VECTOR, EVEN, WHOLE, HOLD, STATE)
+    behind = load_next(back_ptr, base, stride, position + V, T, rows, V, STATE)
+    back = load_whole(back_ptr, base, stride, tile, 0.0, V, VECTOR, EVEN, WHOLE, HOLD, STATE)
+    return ahead, before, back, behind
+
+
+@triton.jit
 def store_whole(pointer, base, stride, tile, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
                 WHOLE: tl.constexpr):
     """Writes what `load_whole` reads."""
@@ -231,34 +248,36 @@ def backward_shared(
         d_reverse = load_whole(
             d_states_reverse_ptr, d_states_base, d_states_t, own, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
         )
+    states = (states_ptr, states_reverse_ptr, states_base, states_t)
     if d_gates_ptr is not None:
-        # Each direction met the states of a group after one of the neighbouring group.
-        h_next = load_next(states_ptr, states_base, states_t, position - 1, T, rows, V, STATE)
-        h = load_whole(states_ptr, states_base, states_t, own, 0.0, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
-        h_reverse_next = load_next(states_reverse_ptr, states_base, states_t, position + V, T, rows, V, STATE)
-        h_reverse = load_whole(
-            states_reverse_ptr, states_base, states_t, own, 0.0, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
-        )
+        if WINDOW == 0:
+            met = load_met(states, own, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
     if HOLD:
         g_held, d_held, d_reverse_held = held(g, V, False), held(d, V, False), held(d_reverse, V, False)
         if d_gates_ptr is not None:
-            h_held, h_reverse_held = held(h, V, False), held(h_reverse, V, False)
+            if WINDOW == 0:
+                h_held, h_reverse_held = held(met[0], V, False), held(met[2], V, False)
     g = exponentials(in_state_dtype(g, V, STATE), V, LOG)
     d, d_reverse = in_state_dtype(d, V, STATE), in_state_dtype(d_reverse, V, STATE)
     # What flows back through a direction meets the steps in the other one.
     map_ahead = group_map_backward(in_scan_order(g, V, True), in_scan_order(d, V, True), V)
     map_back = group_map_backward(g, d_reverse, V)
     before, behind = enter_both(map_back, map_ahead, exchange, WINDOW, ONE_WARP)
+    if d_gates_ptr is not None:
+        if WINDOW > 0:
+            # Read after what a program waits for, so that meanwhile there is room for more programs.
+            met = load_met(states, own, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
     if HOLD:
         nothing = tl.minimum(T, 0).to(tl.uint32)
         g = exponentials(taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty, STATE), V, LOG)
         d = taken_up(d_held, nothing, V, False, d_states_ptr.dtype.element_ty, STATE)
         d_reverse = taken_up(d_reverse_held, nothing, V, False, d_states_ptr.dtype.element_ty, STATE)
-        if d_gates_ptr is not None:
+    if d_gates_ptr is not None:
+        if HOLD and WINDOW == 0:
             h = taken_up(h_held, nothing, V, False, states_ptr.dtype.element_ty, STATE)
             h_reverse = taken_up(h_reverse_held, nothing, V, False, states_ptr.dtype.element_ty, STATE)
-    elif d_gates_ptr is not None:
-        h, h_reverse = in_state_dtype(h, V, STATE), in_state_dtype(h_reverse, V, STATE)
+        else:
+            h, h_reverse = in_state_dtype(met[0], V, STATE), in_state_dtype(met[2], V, STATE)
     ahead, _ = gradients_from(behind, in_scan_order(g, V, True), in_scan_order(d, V, True), V)
     ahead = in_scan_order(ahead, V, True)
     back, _ = gradients_from(before, g, d_reverse, V)
@@ -268,7 +287,7 @@ def backward_shared(
             added = added + (ahead[k] + back[k],)
         store_whole(d_tokens_ptr, d_tokens_base, d_tokens_t, own, added, V, D_TOKENS_VECTOR, EVEN, WHOLE)
     if d_gates_ptr is not None:
-        h, h_reverse = (h_next,) + h, h_reverse + (h_reverse_next,)
+        h, h_reverse = (met[1],) + h, h_reverse + (met[3],)
         d_gates = ()
         for k in tl.static_range(V):
             d_gate = ahead[k] * h[k] + back[k] * h_reverse[k + 1]
