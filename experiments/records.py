@@ -28,7 +28,10 @@ def load(source: Path | str) -> list[dict[str, Any]]:
     records = []
     for file in files:
         text = file.read_text(encoding="utf-8")
-        records += [json.loads(line) for line in (text.splitlines() if file.suffix == ".jsonl" else [text]) if line]
+        try:
+            records += [json.loads(line) for line in (text.splitlines() if file.suffix == ".jsonl" else [text]) if line]
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{file} holds a line that is not JSON ({error}); restore or delete it.") from error
     for record in records:
         if record.get("schema") != SCHEMA:
             found = record.get("schema")
@@ -91,6 +94,7 @@ def _row(record: Mapping[str, Any], provider: str) -> dict[str, Any]:
         "commit": provenance.get("commit"),
         "dirty": provenance.get("dirty"),
         "measured_at": provenance.get("measured_at"),
+        "elapsed_s": ((record.get("protocol") or {}).get("elapsed_s") or {}).get("case", math.nan),
     }
     row |= _times(result)
     roofline = _times(record["providers"].get("roofline", {}))["median_ms"]

@@ -6,6 +6,7 @@ one record of the sweep `experiment=smoke`.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import subprocess
@@ -139,8 +140,11 @@ def verdict(device: str, findings: list[Finding]) -> str:
     return "This machine can reproduce the paper's measurements."
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Run the checks; the exit status is 1 if one failed, 0 also where a GPU is missing and nothing else."""
+    argparse.ArgumentParser(
+        prog="python -m experiments.smoke", description="Can this machine reproduce the paper? It takes no options."
+    ).parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(machine(device), flush=True)
     findings = []
@@ -153,4 +157,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,6 @@ the ratios that the paper shows: providers of a case are measured in turns, so t
 with time contiguous, and beside it ours with channels contiguous under a name of its own, `CHANNELS_LAST`.
 """
 
-import json
 import math
 import re
 import statistics
@@ -159,10 +158,9 @@ def left_by_sweeps(outputs: Path) -> pd.DataFrame:
 def _load(file: Path) -> list[dict[str, Any]]:
     try:
         return load(file)
-    except json.JSONDecodeError as error:
-        raise ResultsError(f"{file} holds a line that is not JSON ({error}); restore or delete it.") from error
     except ValueError as error:
-        raise ResultsError(f"{file} cannot be read: {error}") from error
+        told = str(error)
+        raise ResultsError(told if told.startswith(str(file)) else f"{file} cannot be read: {told}") from error
 
 
 def _identity(record: Mapping[str, Any]) -> tuple[str, Any]:

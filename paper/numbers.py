@@ -209,7 +209,7 @@ def _durations(measurements: Measurements) -> list[Number]:
 
     Those on one machine share its host, whose time is part of what such cases take.
     """
-    source = ("the measured_at of all records of each",)
+    source = ("the measured_at of all records of each, and the elapsed_s of the last",)
     runs = _runs(measurements)
     said = []
     for stem, (_, run) in runs.items():
@@ -245,7 +245,10 @@ def _overlap(some: list[tuple[datetime, datetime]], others: list[tuple[datetime,
 
 
 def _working_minutes(run: pd.DataFrame) -> float:
-    return sum((after - before).total_seconds() for before, after in _spans(run)) / 60
+    """From stamp to stamp, and what the last case took by itself, where its record says so."""
+    between = sum((after - before).total_seconds() for before, after in _spans(run))
+    last = run.sort_values("measured_at")["elapsed_s"].iloc[-1]
+    return (between + (last if last > 0 else 0)) / 60
 
 
 def _published(measurements: Measurements) -> list[Number]:

@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder of README.md (default: %(default)s)")
     asked = parser.parse_args(arguments)
     readme = asked.root / "README.md"
+    if not readme.is_file():
+        print(f"error: {readme} is missing; name the folder of README.md with --root.", file=sys.stderr)
+        return 1
     try:
         measurements = gather(asked.results)
         text = renewed(readme.read_text(encoding="utf-8"), block(measurements))
@@ -129,7 +132,8 @@ def _table(measurements: Measurements, machine: Machine) -> list[str]:
                 body.append([f"{dtype}, {word}", *map(BREAK.join, (lengths, fractions, *columns))])
                 shown += "".join(cell for column in columns for cell in column)
     notes = [
-        "×: how many times as fast as that peer ours is, the median of its time over the time of ours. The peers are "
+        "×: how many times as fast as that peer ours is, the median over turns of its time over that of ours. "
+        "The peers are "
         f"{listed([style.look(peer).label for peer in PEERS])}.",
         f"≈: the 95 % interval reaches further than {100 * WIDE:.0f} % from that, at most {100 * furthest:.0f} %."
         if "≈" in shown

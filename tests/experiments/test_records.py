@@ -114,6 +114,16 @@ def test_load_reads_files_and_folders_in_a_stable_order(tmp_path):
     assert [each["case_id"] for each in load(str(tmp_path))] == ["d", "c", "a", "b"]
 
 
+def test_what_is_no_whole_record_is_named(tmp_path):
+    (tmp_path / "case").mkdir()
+    cut = tmp_path / "case" / "record.json"
+    cut.write_text('{"schema": 1, "case_id')
+    with pytest.raises(ValueError, match="holds a line that is not JSON") as raised:
+        load(tmp_path)
+    assert str(raised.value).startswith(f"{cut} holds a line that is not JSON (Unterminated string")
+    assert str(raised.value).endswith("; restore or delete it.")
+
+
 def test_copies_that_wandb_keeps_are_no_records(tmp_path):
     store.write(tmp_path / "speed" / "a" / "record.json", record(case_id="a"))
     store.write(tmp_path / "wandb" / "offline-run-1" / "files" / "record.json", record(case_id="a"))

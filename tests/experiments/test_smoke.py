@@ -24,6 +24,13 @@ def test_it_runs_here_from_end_to_end():
     assert statuses == expected
 
 
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--bogus", 2)])
+def test_it_takes_no_options(argument, status):
+    command = [sys.executable, "-m", "experiments.smoke", argument]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == status and "usage: python -m experiments.smoke" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(("error", "status"), [(0.0, OK), (1e-3, FAILED), (float("nan"), FAILED)])
 def test_a_difference_decides(error, status):
     wanted = torch.tensor([1.0, -2.0])
@@ -75,4 +82,4 @@ def test_the_verdict(device, statuses, sentence):
 @pytest.mark.parametrize(("status", "code"), [(OK, 0), (SKIPPED, 0), (FAILED, 1)])
 def test_the_exit_status(monkeypatch, status, code):
     monkeypatch.setattr(smoke, "CHECKS", {"kernel": lambda device: Finding(status, "It did.")})
-    assert smoke.main() == code
+    assert smoke.main([]) == code

@@ -86,6 +86,12 @@ def test_a_readme_without_its_comments_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"] and (tmp_path / "README.md").read_text() == text
 
 
+def test_a_folder_without_a_readme_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert readme.main(["--root", str(tmp_path)]) == 1
+    told = f"error: {tmp_path / 'README.md'} is missing; name the folder of README.md with --root.\n"
+    assert capsys.readouterr().err == told and not list(tmp_path.iterdir())
+
+
 def test_no_records_are_named(published: Measurements) -> None:
     with pytest.raises(ResultsError, match="no stored records of speed"):
         readme.block(published)
