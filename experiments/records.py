@@ -16,6 +16,10 @@ SCHEMA = 1
 QUANTITIES = ("states", "d_gates", "d_tokens")
 
 
+class NoRecordError(ValueError):
+    """A file that holds no record, named in a sentence."""
+
+
 def load(source: Path | str) -> list[dict[str, Any]]:
     """The records of a jsonl file, or of every `record.json` and `*.jsonl` below a folder, sorted by path."""
     source = Path(source)
@@ -31,7 +35,8 @@ def load(source: Path | str) -> list[dict[str, Any]]:
         try:
             records += [json.loads(line) for line in (text.splitlines() if file.suffix == ".jsonl" else [text]) if line]
         except json.JSONDecodeError as error:
-            raise ValueError(f"{file} holds a line that is not JSON ({error}); restore or delete it.") from error
+            sentence = f"{file} holds a line that is not JSON ({error}); restore or delete it."
+            raise NoRecordError(sentence) from error
     for record in records:
         if record.get("schema") != SCHEMA:
             found = record.get("schema")

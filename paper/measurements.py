@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.records import QUANTITIES, load, record_files, tidy
+from experiments.records import QUANTITIES, NoRecordError, load, record_files, tidy
 from paper.intervals import UNKNOWN, Interval, paired
 
 CHANNELS_LAST = "ours_channels_last"
@@ -158,9 +158,10 @@ def left_by_sweeps(outputs: Path) -> pd.DataFrame:
 def _load(file: Path) -> list[dict[str, Any]]:
     try:
         return load(file)
+    except NoRecordError as error:
+        raise ResultsError(str(error)) from error
     except ValueError as error:
-        told = str(error)
-        raise ResultsError(told if told.startswith(str(file)) else f"{file} cannot be read: {told}") from error
+        raise ResultsError(f"{file} cannot be read: {error}") from error
 
 
 def _identity(record: Mapping[str, Any]) -> tuple[str, Any]:

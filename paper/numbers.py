@@ -247,7 +247,7 @@ def _overlap(some: list[tuple[datetime, datetime]], others: list[tuple[datetime,
 def _working_minutes(run: pd.DataFrame) -> float:
     """From stamp to stamp, and what the last case took by itself, where its record says so."""
     between = sum((after - before).total_seconds() for before, after in _spans(run))
-    last = run.sort_values("measured_at")["elapsed_s"].iloc[-1]
+    last = run.sort_values("measured_at", na_position="first")["elapsed_s"].iloc[-1]
     return (between + (last if last > 0 else 0)) / 60
 
 

@@ -246,3 +246,18 @@ def test_what_ran_while_calls_of_another_were_timed_is_said(
             records.append(record)
     defined = definitions(numbers.make(gather(write_results(*records)), {}))
     assert defined.get("side_by_side") == said
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(None, "3.0"), (90.0, "4.5")])
+def test_the_last_case_counts_among_the_minutes(
+    seconds: float | None, said: str, write_results: Callable[..., Path], synthetic: Path
+) -> None:
+    records = []
+    lines = (synthetic / "h200" / "speed.jsonl").read_text(encoding="utf-8").splitlines()
+    for number, (line, at) in enumerate(zip(lines, ("12:00", "12:03"), strict=False)):
+        record = json.loads(line)
+        record["case_id"] = f"speed-{number}"
+        record["provenance"]["measured_at"] = f"2026-11-30T{at}:00+00:00"
+        record["protocol"]["elapsed_s"] = {} if seconds is None else {"case": seconds}
+        records.append(record)
+    assert definitions(numbers.make(gather(write_results(*records)), {}))["times"] == f"speed {said} (2)"
