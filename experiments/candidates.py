@@ -13,14 +13,15 @@ For rows so few and long that programs share them, and that are a whole number o
 
 - groups and num_warps: 128 to 1024 groups, num_warps 1 to 8, such that a thread holds 4 or 8 groups: fewer hide less of
   what a program waits for;
-- registers: as many as the compiler likes; in one warp also at most 80, 96, 112, 128, 144, 160, 168 and 200, because
-  there a cap decides how many programs fit; in two at most 128 and 168.
+- registers: as many as the compiler likes; in one warp also at most 96, 128 and 160, because there a cap decides how
+  many programs fit; in two at most 128;
+- window: 32 and 64 tiles.
 
-Where such rows end within a tile or are packed: 128 to 1024 groups, num_warps 1 to 16, such that a thread holds 1 to 8
-groups; where it holds 4 or 8 also with at most 128 registers a thread, and in one warp 168.
+Where such rows end within a tile: 128 to 1024 groups, num_warps 1 to 16, such that a thread holds 1 to 8 groups; where
+it holds 4 or 8 also with at most 128 registers a thread, and in one warp 168; a window of 128.
 
-For long rows of 4 bytes, 384 to 703 of them, that are a whole number of tiles: 128 to 1024 groups, num_warps 1 to 16,
-such that a thread holds 1, 2 or 4 groups; stages 2, 3 and 4, as far as shared memory has room.
+For longer rows of 4 bytes that programs share in runs: those of few long rows that have 512 groups at most and one or
+two warps, and runs of 16 tiles, or of as many as a window has.
 
 For both directions of the same gates and tokens, a tile a row, whose groups follow from T, and one stage:
 
@@ -28,7 +29,8 @@ For both directions of the same gates and tokens, a tile a row, whose groups fol
 - rows: 1, and where a row has at most 32 groups, a warp's, also 2 and 4 of them in one warp;
 - registers: as many as the compiler likes, and where a thread holds 16 steps or more also at most 80, 96, 112 and 128.
 
-For both directions of longer rows, a tile a program: those of few long rows that have 512 groups at most.
+For both directions of longer rows, a tile a program: groups and num_warps of few long rows, 512 groups at most;
+registers in one warp also at most 80, 96, 112, 128, 144, 160, 168 and 200, in two 128 and 168.
 
 For channels last, tiles of which a thread holds 16 or 32 elements, in groups of 8 or 16 steps:
 
@@ -48,6 +50,7 @@ And whatever scan/tuning.py chooses now, with which each of the others is compar
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
 from types import ModuleType
 from typing import Any
@@ -67,9 +70,10 @@ _MANY_CHANNELS = 8192
 # Elements of one tensor that run ahead in shared memory.
 _LEAST_AHEAD, _MOST_AHEAD = 8192, 32768
 _MANY_ROWS = 12288
-# Of tiles that programs share: at most so many registers a thread, by num_warps; and the window of all but small ones.
-_LIMITS = {1: (None, 80, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168), 4: (None,), 8: (None,)}
-_WINDOW = 128
+# Of tiles that programs share: at most so many registers a thread, by num_warps; and their windows.
+_LIMITS = {1: (None, 96, 128, 160), 2: (None, 128), 4: (None,), 8: (None,)}
+_LIMITS_OF_BOTH = {1: (None, 80, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168), 4: (None,)}
+_WINDOWS, _WINDOW = (32, 64), 128
 
 
 def launch_shape(case: Case) -> dict[str, Any]:
@@ -124,20 +128,17 @@ def candidates(
 ) -> list[Tile]:
     """The tiles to be tried, without the present one; the arguments are those of `present`."""
     shape |= {"backward": backward, "packed": packed, "n_rows": n_rows, "channels": channels, "directions": directions}
-    chosen, width = present(T, itemsize, **shape), max(1, 16 // itemsize)
+    chosen = present(T, itemsize, **shape)
     if chosen is None:
         return []
-    split = (tuning._SPLIT_BACKWARD if backward else tuning._SPLIT_FORWARD)[2 if itemsize == 2 else 4]
-    some = tuning._SOME_BACKWARD if backward else tuning._SOME_FORWARD
-    some_long = n_rows < tuning._SOME_ROWS and T > tuning._LONG and itemsize > 2 and not packed
     if directions != DIRECTIONS[0]:
         found = _both_shared(T, itemsize, backward, chosen) if chosen.window else _both_directions(chosen)
     elif channels is not None:
         found = _channels_last(itemsize, n_rows < _MANY_CHANNELS, chosen.window)
+    elif chosen.run > 1:
+        found = _in_runs(T)
     elif chosen.window:
-        found = _split_cut(itemsize) if packed or T % (split.groups * width) else _split(T, itemsize)
-    elif some_long and T % (some.groups * width) == 0:
-        found = _some_rows(T, itemsize)
+        found = _split(T, itemsize) if T % chosen.steps == 0 else _split_cut(itemsize)
     else:
         found = _time_contiguous(T, itemsize, packed)
     return [tile for tile in found if tile != chosen]
@@ -166,18 +167,24 @@ def _time_contiguous(T: int, itemsize: int, packed: bool) -> list[Tile]:
     return found
 
 
-def _by_programs(itemsize: int) -> list[Tile]:
+def _by_programs(itemsize: int, limits: Mapping[int, Sequence[int | None]]) -> list[Tile]:
     """Tiles for programs that share a row of whole tiles."""
     return [
         Tile(1, 32 * num_warps * each, 16 // itemsize, num_warps, registers=registers, window=_WINDOW)
-        for (num_warps, limits), each in product(_LIMITS.items(), (4, 8))
-        for registers in limits
+        for (num_warps, registers_of), each in product(limits.items(), (4, 8))
+        for registers in registers_of
         if 32 * num_warps * each <= 1024
     ]
 
 
 def _split(T: int, itemsize: int) -> list[Tile]:
-    return [tile for tile in _by_programs(itemsize) if T % tile.steps == 0]
+    whole = [tile for tile in _by_programs(itemsize, _LIMITS) if T % tile.steps == 0]
+    return [tile._replace(window=window) for tile in whole for window in _WINDOWS]
+
+
+def _in_runs(T: int) -> list[Tile]:
+    few = [tile for tile in _split(T, 4) if tile.groups <= 512 and tile.num_warps <= 2]
+    return [tile._replace(run=run) for tile in few for run in (16, tile.window)]
 
 
 def _split_cut(itemsize: int) -> list[Tile]:
@@ -187,16 +194,6 @@ def _split_cut(itemsize: int) -> list[Tile]:
         if each in (1, 2, 4, 8):
             limits = (None,) if each < 4 else (None, 128) if num_warps > 1 else (None, 128, 168)
             found += [Tile(1, groups, width, num_warps, registers=limit, window=_WINDOW) for limit in limits]
-    return found
-
-
-def _some_rows(T: int, itemsize: int) -> list[Tile]:
-    found, width = [], 16 // itemsize
-    for groups, num_warps, stages in product((128, 256, 512, 1024), WARPS, (2, 3, 4)):
-        tile = groups * width
-        whole = tile <= tuning.LARGEST_TILE and T % tile == 0
-        if whole and groups in [32 * num_warps * each for each in _GROUPS_OF_A_THREAD]:
-            found.append(Tile(1, groups, width, num_warps, stages))
     return found
 
 
@@ -217,7 +214,7 @@ def _both_shared(T: int, itemsize: int, backward: bool, chosen: Tile) -> list[Ti
     """Tiles that programs share; the window holds all of the longest row of the entry of the chosen one."""
     table = (tuning._SHARED_BACKWARD if backward else tuning._SHARED_FORWARD)[itemsize]
     most = next(longest for longest, tile in table if longest >= T and tile == chosen)
-    tiles = [tile for tile in _by_programs(itemsize) if tile.groups <= 512]
+    tiles = [tile for tile in _by_programs(itemsize, _LIMITS_OF_BOTH) if tile.groups <= 512]
     return [tile._replace(window=max(tile.window, most // tile.steps)) for tile in tiles]
 
 
@@ -249,4 +246,6 @@ def _channels_last(itemsize: int, fewer: bool, window: int) -> list[Tile]:
 def words(tile: Tile) -> str:
     """A name that reads: `2x32x4 steps, 1 warps, 1 stages`."""
     name = f"{tile.rows}x{tile.groups}x{tile.width} steps, {tile.num_warps} warps, {tile.stages} stages"
-    return name if tile.registers is None else f"{name}, {tile.registers} registers"
+    name += "" if tile.registers is None else f", {tile.registers} registers"
+    name += f", window {tile.window}" if tile.window else ""
+    return name + (f", runs of {tile.run}" if tile.run > 1 else "")

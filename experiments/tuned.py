@@ -44,10 +44,12 @@ TABLES = {
     "_PACKED_BACKWARD": "backward, {} bytes, packed, mean length",
     "_SPLIT_FORWARD": "forward, {} bytes, few long rows",
     "_SPLIT_BACKWARD": "backward, {} bytes, few long rows",
-    "_SPLIT_RAGGED_FORWARD": "forward, {} bytes, few long rows that end within a tile or are packed",
-    "_SPLIT_RAGGED_BACKWARD": "backward, {} bytes, few long rows that end within a tile or are packed",
-    "_SOME_FORWARD": "forward, {} bytes, some long rows",
-    "_SOME_BACKWARD": "backward, {} bytes, some long rows",
+    "_SPLIT_PACKED_FORWARD": "forward, {} bytes, few long packed rows",
+    "_SPLIT_PACKED_BACKWARD": "backward, {} bytes, few long packed rows",
+    "_SPLIT_RAGGED_FORWARD": "forward, {} bytes, few long rows that end within a tile",
+    "_SPLIT_RAGGED_BACKWARD": "backward, {} bytes, few long rows that end within a tile",
+    "_RUNS_FORWARD": "forward, {} bytes, long rows of whole tiles",
+    "_RUNS_BACKWARD": "backward, {} bytes, long rows of whole tiles",
     "_SHARED_FORWARD": "forward, {} bytes, both directions, T",
     "_SHARED_BACKWARD": "backward, {} bytes, both directions, T",
     "_LAST_FORWARD": "forward, {} bytes, channels last, T",
@@ -239,11 +241,12 @@ def as_python(config: Config) -> str:
     """An entry as it is written: of a tile what is not left out."""
     if not isinstance(config, Tile):
         return str(config)
-    rows, groups, width, num_warps, stages, registers, window = config
+    rows, groups, width, num_warps, stages, registers, window, run = config
     parts = [str(each) for each in (rows, groups, width, num_warps)]
     parts += [] if stages == 1 else [str(stages)]
     parts += [] if registers is None else [f"registers={registers}"]
     parts += [f"window={window}"] if window else []
+    parts += [f"run={run}"] if run > 1 else []
     return f"Tile({', '.join(parts)})"
 
 

@@ -12,6 +12,8 @@ from scan import checks, ops, shared
 from scan.bidirectional import repeat as repeat_both
 from scan.bidirectional import scan_both
 
+_REVERSE = ("gates_reverse", "tokens_reverse", "initial_state_reverse")
+
 
 class ScanOutput(NamedTuple):
     """What `linear_scan` returns."""
@@ -43,7 +45,7 @@ def linear_scan(
 
     Differentiable in gates, tokens and initial_state, and through final_state, to any order in eager mode, once under
     torch.compile. The state is carried in float32 (float64 where gates or tokens are, complex where one of them is)
-    whatever the dtype of `initial_state`, and rounded once to the dtype of `tokens` (where gates alone are complex, to
+    whatever the dtype of `initial_state`, and rounded once to the dtype of `tokens` (where gates are complex, to
     the dtype that both are promoted to). Every gradient has its input's dtype. Inputs are never modified. CUDA tensors
     run Triton kernels, CPU tensors plain PyTorch. The kernels multiply gates of up to some thousand neighbouring steps
     before they meet a state: where such a product overflows (gates above 1 over hundreds of steps), states are infinite
@@ -145,7 +147,7 @@ def linear_scan_bidirectional(
     output = repeat_both(ahead, back, cu_seqlens, dim, log_gates, True) if known else None
     if output is None:
         checks.scan_arguments(gates, tokens, initial_state, dim, cu_seqlens, log_gates=log_gates)
-        checks.scan_arguments(gates_reverse, tokens_reverse, initial_state_reverse, dim, cu_seqlens)
+        checks.scan_arguments(gates_reverse, tokens_reverse, initial_state_reverse, dim, cu_seqlens, _REVERSE)
         checks.branches(tokens, tokens_reverse, reduce)
         both = shared.scan(gates, tokens, dim, log_gates, True, reduce == "sum") if one else None
         if both is not None:
@@ -240,9 +242,9 @@ def scan_bidirectional_branched(
         output = repeat_both(ahead, back, None, -1, False, False)
         if output is not None:
             return output[:2]
-    cu_seqlens = checks.seed_arguments(args, gates_fwd, tokens_fwd)
-    checks.scan_arguments(gates_fwd, tokens_fwd, None, -1, cu_seqlens)
-    checks.scan_arguments(gates_bwd, tokens_bwd, None, -1, cu_seqlens)
+    cu_seqlens = checks.seed_arguments(args, gates_fwd, tokens_fwd, ("gates_fwd", "tokens_fwd", ""))
+    checks.scan_arguments(gates_fwd, tokens_fwd, None, -1, cu_seqlens, ("gates_fwd", "tokens_fwd", ""))
+    checks.scan_arguments(gates_bwd, tokens_bwd, None, -1, cu_seqlens, ("gates_bwd", "tokens_bwd", ""))
     checks.branches(tokens_fwd, tokens_bwd, None)
     both = shared.scan(gates_fwd, tokens_fwd, -1, False, False, False) if one and cu_seqlens is None else None
     if both is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -14,28 +15,36 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128))
 _OFFSET_DTYPES = frozenset((torch.int32, torch.int64))
 _SEED_KEYS = frozenset(("cu_seqlens", "chunk_size", "grid"))
+_NAMES = ("gates", "tokens", "initial_state")
 
 
 def scan_arguments(
-    gates: Tensor, tokens: Tensor, initial_state: Tensor | None, dim: int, cu_seqlens: Tensor | None, **flags: bool
+    gates: Tensor,
+    tokens: Tensor,
+    initial_state: Tensor | None,
+    dim: int,
+    cu_seqlens: Tensor | None,
+    names: tuple[str, str, str] = _NAMES,
+    **flags: bool,
 ) -> None:
-    """Raise on anything that a scan cannot honour; reads attributes only, and offset values only on the CPU."""
+    """Raise on anything that a scan cannot honour; reads attributes only, and offset values only on the CPU.
+
+    `names` are those of the three tensors where the caller knows them.
+    """
+    of_gates, of_tokens, of_state = names
     if not isinstance(gates, Tensor) or not isinstance(tokens, Tensor):
-        name, value = ("tokens", tokens) if isinstance(gates, Tensor) else ("gates", gates)
+        name, value = (of_tokens, tokens) if isinstance(gates, Tensor) else (of_gates, gates)
         raise TypeError(f"{name} must be a torch.Tensor, but came as {_kind(value)}: convert it with torch.as_tensor.")
     if gates.dtype not in _DTYPES or tokens.dtype not in _DTYPES:
-        name, value = ("gates", gates) if gates.dtype not in _DTYPES else ("tokens", tokens)
+        name, value = (of_gates, gates) if gates.dtype not in _DTYPES else (of_tokens, tokens)
         raise _dtype_error(name, value)
-    if tokens.layout != torch.strided or gates.layout != torch.strided or tokens.is_nested or gates.is_nested:
-        name, value = ("gates", gates) if gates.layout != torch.strided or gates.is_nested else ("tokens", tokens)
-        raise TypeError(
-            f"{name} must be a dense tensor, but came as a {'nested' if value.is_nested else value.layout} one: "
-            "convert it with to_dense, or pack sequences along time and pass cu_seqlens."
-        )
+    _dense(of_gates, gates)
+    _dense(of_tokens, tokens)
     if type(dim) is not int or (dim != -1 and dim != -2):
+        advice = f"move the time axis there, for example with {of_tokens}.movedim({dim}, -1)"
         raise ValueError(
             f"dim must be -1 (time last, [..., T]) or -2 (time before channels, [..., T, C]), but came as {dim}: "
-            f"move the time axis there, for example with tokens.movedim({dim}, -1)."
+            f"{advice if type(dim) is int else 'pass one of the two'}."
         )
     for name, value in flags.items():
         if type(value) is not bool:
@@ -43,25 +52,31 @@ def scan_arguments(
     shape, device = tokens.shape, tokens.device
     if len(shape) < -dim:
         raise ValueError(
-            f"tokens must have at least {'one axis' if dim == -1 else 'two axes'} for dim={dim}, but came with shape "
-            f"{tuple(shape)}: add the missing axes with tokens.unsqueeze."
+            f"{of_tokens} must have at least {'one axis' if dim == -1 else 'two axes'} for dim={dim}, but came with "
+            f"shape {tuple(shape)}: add the missing axes with {of_tokens}.unsqueeze."
         )
     if gates.shape != shape:
         raise ValueError(
-            f"gates and tokens must have the same shape, but came as {tuple(gates.shape)} and {tuple(shape)}: "
-            "broadcast one with gates.expand_as(tokens) or tokens.expand_as(gates), which copies nothing."
+            f"{of_gates} and {of_tokens} must have the same shape, but came as {tuple(gates.shape)} and "
+            f"{tuple(shape)}: broadcast one with {of_gates}.expand_as({of_tokens}) or "
+            f"{of_tokens}.expand_as({of_gates}), which copies nothing."
         )
     if gates.device != device:
         raise ValueError(
-            f"gates and tokens must be on the same device, but are on {gates.device} and {device}: "
-            "move one with gates.to(tokens.device)."
+            f"{of_gates} and {of_tokens} must be on the same device, but are on {gates.device} and {device}: "
+            f"move one with {of_gates}.to({of_tokens}.device)."
         )
     if cu_seqlens is not None:
-        cu_seqlens_tensor(cu_seqlens, device)
+        cu_seqlens_tensor(cu_seqlens, device, of_tokens)
+        if torch.jit.is_tracing():
+            raise RuntimeError(
+                "expected packed sequences in torch.export or torch.compile, but torch.jit.trace would keep the "
+                "offsets of this call for every later one: export the module instead."
+            )
         if _readable(cu_seqlens):
             offset_values(cu_seqlens, shape[dim])
     if initial_state is not None:
-        _initial_state(initial_state, gates, tokens, dim, cu_seqlens)
+        _initial_state(initial_state, gates, tokens, dim, cu_seqlens, of_state, of_tokens)
 
 
 def check_offsets(cu_seqlens: Tensor, total: int, longest: int | None = None) -> None:
@@ -88,6 +103,8 @@ def check_offsets(cu_seqlens: Tensor, total: int, longest: int | None = None) ->
     """
     cu_seqlens_tensor(cu_seqlens)
     counts(total=(total, 0))
+    if longest is not None:
+        counts(longest=(longest, 0))
     offsets = offset_values(cu_seqlens, total)
     if longest is not None:
         _declared_longest(_longest(offsets), longest)
@@ -95,6 +112,11 @@ def check_offsets(cu_seqlens: Tensor, total: int, longest: int | None = None) ->
 
 def offset_values(cu_seqlens: Tensor, total: int) -> list[int]:
     """The offsets as Python integers, once they are known to describe sequences within `total` steps."""
+    if cu_seqlens.is_meta:
+        raise RuntimeError(
+            "cu_seqlens must hold values where packed sequences are scanned, but came on the meta device: pack on a "
+            "real device, or trace with FakeTensorMode or torch.export."
+        )
     offsets = cu_seqlens.tolist()
     if offsets[0] != 0:
         raise ValueError(
@@ -123,8 +145,18 @@ def counts(**values: tuple[Any, int]) -> None:
             )
 
 
-def lengths(values: Tensor) -> None:
-    """Raise unless `values` can be lengths of sequences; looks for negative ones on the CPU only."""
+def lengths(values: Any) -> Tensor:
+    """The lengths of sequences as a tensor; raises unless they can be some, and looks at values on the CPU only."""
+    if not isinstance(values, Tensor):
+        try:
+            numbers = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"lengths must be a torch.Tensor or a list of integers, but came as {_kind(values)}: "
+                "pass one integer for each sequence."
+            ) from None
+        values = numbers if numbers.numel() else numbers.long()
+    _dense("lengths", values)
     if values.dtype not in _OFFSET_DTYPES:
         raise TypeError(
             f"lengths must be int32 or int64, but came as {values.dtype}: convert them with lengths.long()."
@@ -134,21 +166,58 @@ def lengths(values: Tensor) -> None:
             f"lengths must have one axis, [N], but came with shape {tuple(values.shape)}: flatten them with "
             "lengths.flatten()."
         )
-    if _readable(values) and values.numel() and int(values.min()) < 0:
-        raise ValueError(f"lengths must not be negative, but hold {int(values.min())}: use 0 for an empty sequence.")
+    if _readable(values) and values.numel():
+        if int(values.min()) < 0:
+            raise ValueError(
+                f"lengths must not be negative, but hold {int(values.min())}: use 0 for an empty sequence."
+            )
+        total = int(values.sum(dtype=torch.int64))
+        if total > torch.iinfo(values.dtype).max:
+            raise ValueError(
+                f"lengths must add up to what {values.dtype} holds, but add up to {total}: "
+                "convert them with lengths.long()."
+            )
+    return values
 
 
-def packed_data(data: Tensor, cu_seqlens: Tensor) -> None:
-    """Raise unless `data` has a last axis along which `cu_seqlens` can pack; reads offsets on the CPU only."""
+def cumulative(cu_seqlens: Any) -> None:
+    """Raise unless `cu_seqlens` can be cumulative lengths; reads offsets on the CPU only."""
+    cu_seqlens_tensor(cu_seqlens)
+    if _readable(cu_seqlens):
+        offset_values(cu_seqlens, int(cu_seqlens.max()))
+
+
+def packed_data(data: Tensor, cu_seqlens: Tensor, pad_value: Any, backward: Any) -> bool:
+    """Raise unless `data` has a last axis along which `cu_seqlens` can pack, and can hold `pad_value`.
+
+    Reads offsets on the CPU only, and says whether it did.
+    """
     if not isinstance(data, Tensor):
         raise TypeError(f"data must be a torch.Tensor, but came as {_kind(data)}: convert it with torch.as_tensor.")
+    _dense("data", data)
+    if _kind(data) == "DTensor" or _kind(cu_seqlens) == "DTensor":
+        raise TypeError(
+            "data and cu_seqlens must be plain tensors in shift_pad, but came as a DTensor: shard any axis but time, "
+            "and shift what data.to_local() holds."
+        )
     if data.ndim == 0:
         raise ValueError(
             "data must have a time axis, [..., T], but came with shape (): add axes with data.reshape(1, -1)."
         )
+    if type(backward) is not bool:
+        raise TypeError(
+            f"backward must be True or False, but came as {backward!r}: pass backward=True or backward=False."
+        )
+    if not _holds(data, pad_value):
+        raise TypeError(
+            f"pad_value must be a number that {data.dtype} holds, but came as {pad_value!r}: pass another one, or "
+            "convert data."
+        )
     cu_seqlens_tensor(cu_seqlens, data.device, "data")
     if _readable(cu_seqlens):
         offset_values(cu_seqlens, data.shape[-1])
+        return True
+    return False
 
 
 def three_axes(a: Tensor, b: Tensor, names: tuple[str, str], axes: str) -> None:
@@ -193,7 +262,9 @@ def state_of_three_axes(h0: Tensor, b: Tensor) -> None:
         )
 
 
-def seed_arguments(args: Mapping[str, Any] | None, gates: Tensor, tokens: Tensor) -> Tensor | None:
+def seed_arguments(
+    args: Mapping[str, Any] | None, gates: Tensor, tokens: Tensor, names: tuple[str, str, str] = _NAMES
+) -> Tensor | None:
     """The cu_seqlens of an `args` dict (keys cu_seqlens, chunk_size, grid), whose other entries never change a result.
 
     A grid is `(chunks, C)` or `(N, chunks, C)`, where C counts channels or all rows and where `len(cu_seqlens)` may
@@ -213,10 +284,10 @@ def seed_arguments(args: Mapping[str, Any] | None, gates: Tensor, tokens: Tensor
                 f"args may hold cu_seqlens, chunk_size and grid, but holds {key!r}: remove or rename that entry."
             )
     # What follows compares args with the data, so the data must make sense first.
-    scan_arguments(gates, tokens, None, -1, None)
+    scan_arguments(gates, tokens, None, -1, None, names)
     cu_seqlens, chunk_size, grid = args.get("cu_seqlens"), args.get("chunk_size"), args.get("grid")
     if cu_seqlens is not None:
-        cu_seqlens_tensor(cu_seqlens, tokens.device)
+        cu_seqlens_tensor(cu_seqlens, tokens.device, names[1])
     if chunk_size is not None and not (_is_count(chunk_size) and chunk_size > 0):
         raise ValueError(f"chunk_size must be a positive int, but came as {chunk_size!r}: pass for example 128.")
     if grid is not None:
@@ -272,6 +343,15 @@ def _seed_grid(grid: Any, tokens: Tensor, cu_seqlens: Tensor | None) -> int:
     return grid[-2]
 
 
+def _dense(name: str, value: Tensor) -> None:
+    """Raise unless a tensor is dense."""
+    if value.layout != torch.strided or value.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor, but came as a {'nested' if value.is_nested else value.layout} one: "
+            "convert it with to_dense, or pack sequences along time and pass cu_seqlens."
+        )
+
+
 def cu_seqlens_tensor(cu_seqlens: Any, device: torch.device | None = None, packed: str = "tokens") -> None:
     """Raise unless `cu_seqlens` is a vector of int32 or int64, not empty, on the device (if given) of what it packs."""
     if not isinstance(cu_seqlens, Tensor):
@@ -283,6 +363,7 @@ def cu_seqlens_tensor(cu_seqlens: Any, device: torch.device | None = None, packe
         raise TypeError(
             f"cu_seqlens must be int32 or int64, but came as {cu_seqlens.dtype}: convert it with cu_seqlens.int()."
         )
+    _dense("cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
         raise ValueError(
             f"cu_seqlens must have one axis of N + 1 entries, at least the leading 0, but came with shape "
@@ -295,35 +376,37 @@ def cu_seqlens_tensor(cu_seqlens: Any, device: torch.device | None = None, packe
         )
 
 
-def _initial_state(state: Any, gates: Tensor, tokens: Tensor, dim: int, cu_seqlens: Tensor | None) -> None:
+def _initial_state(
+    state: Any, gates: Tensor, tokens: Tensor, dim: int, cu_seqlens: Tensor | None, name: str, of_tokens: str
+) -> None:
     """Raise unless `state` is a state per sequence for these tokens."""
     if not isinstance(state, Tensor):
         raise TypeError(
-            f"initial_state must be a torch.Tensor or None, but came as {_kind(state)}: "
-            "convert it with torch.as_tensor."
+            f"{name} must be a torch.Tensor or None, but came as {_kind(state)}: convert it with torch.as_tensor."
         )
     if state.dtype not in _DTYPES:
-        raise _dtype_error("initial_state", state)
+        raise _dtype_error(name, state)
+    _dense(name, state)
     if state.is_complex() and not (gates.is_complex() or tokens.is_complex()):
         raise TypeError(
-            f"initial_state must be real where gates and tokens are, but came as {state.dtype}: "
-            "make tokens complex to carry a complex state."
+            f"{name} must be real where gates and tokens are, but came as {state.dtype}: "
+            f"make {of_tokens} complex to carry a complex state."
         )
     shape = tokens.shape[:-1] if dim == -1 else (*tokens.shape[:-2], tokens.shape[-1])
     if cu_seqlens is not None:
         shape = (cu_seqlens.shape[0] - 1, *shape)
     if tuple(state.shape) != tuple(shape):
-        what = "the shape of tokens without the time axis"
+        what = f"the shape of {of_tokens} without the time axis"
         if cu_seqlens is not None:
             what += " and with the number of sequences in front"
         raise ValueError(
-            f"initial_state must have {what}, {tuple(shape)}, but came as {tuple(state.shape)}: "
+            f"{name} must have {what}, {tuple(shape)}, but came as {tuple(state.shape)}: "
             "expand or reshape it to that shape."
         )
     if state.device != tokens.device:
         raise ValueError(
-            f"initial_state must be on the device of tokens, {tokens.device}, but is on {state.device}: "
-            "move it with initial_state.to(tokens.device)."
+            f"{name} must be on the device of {of_tokens}, {tokens.device}, but is on {state.device}: "
+            f"move it with {name}.to({of_tokens}.device)."
         )
 
 
@@ -345,7 +428,7 @@ def _dtype_error(name: str, value: Tensor) -> TypeError:
     """The complaint about a dtype that a scan does not compute in."""
     return TypeError(
         f"{name} must be float16, bfloat16, float32, float64, complex64 or complex128, but came as {value.dtype}: "
-        f"convert it, for example with {name}.float()."
+        f"convert it, for example with {name}.{'to(torch.complex64)' if value.is_complex() else 'float()'}."
     )
 
 
@@ -359,9 +442,18 @@ def _readable(values: Tensor) -> bool:
     )
 
 
+def _holds(data: Tensor, value: Any) -> bool:
+    """Whether a value is a number, and one of the kind of the data; symbolic ones are taken."""
+    if isinstance(value, complex):
+        return data.is_complex()
+    if isinstance(value, float) and not (data.is_floating_point() or data.is_complex()):
+        return value.is_integer()
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
+
+
 def _is_count(value: Any) -> bool:
     """Whether a value is an integer, also a symbolic one."""
-    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
 
 
 def _kind(value: Any) -> str:

@@ -134,7 +134,11 @@ def _configure_real(
     line = _line(states, sizes, config, even, constants["WHOLE"])
     constants |= {"LINE": line, "ONE_TILE": sizes.T + line - 1 <= config.groups * V}
     constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
-    constants |= {"WINDOW": config.window, "ONE_WARP": config.num_warps == 1}
+    constants |= {"WINDOW": config.window, "RUN": config.run}
+    # Of several warps the totals of strips pass through shared memory once a lane. Of several rows Triton before 3.7
+    # gives strips another layout, which costs more than they save; of packed rows a program walks they are no faster.
+    one_row = config.num_warps == config.rows == 1 and not channels_last
+    constants["STRIPS"] = one_row and (table.words is None or config.window > 0)
     n_exchanged = 0
     if config.window:
         tiles = -(-(sizes.T + line - 1) // (config.groups * V))
@@ -179,7 +183,7 @@ def both(made: Launch, table: Table) -> Launch | None:
     """
     from scan.kernels import either, entries
 
-    keywords = {name: value for name, value in made.keywords.items() if name != "WINDOW"}
+    keywords = {name: value for name, value in made.keywords.items() if name not in ("WINDOW", "RUN")}
     forward = made.kernel is entries.forward
     kernel = entries.forward_both if forward else entries.backward_both
     if not keywords["ONE_TILE"]:

@@ -52,7 +52,8 @@ def forward(
     states = torch.empty_like(tokens, dtype=states_dtype(gates.dtype, tokens.dtype))
     offsets = _offsets(cu_seqlens, tokens.shape[dim])
     initial = _state_rows(initial_state, tokens, cu_seqlens, dim, dtype)
-    final = initial.clone() if want_final else None
+    # Contiguous whatever the strides of the initial state, as a traced call expects of all that has no time axis.
+    final = initial.clone(memory_format=torch.contiguous_format) if want_final else None
 
     gate_blocks, token_blocks = _TimeBlocks(gates, dim, dtype), _TimeBlocks(tokens, dim, dtype)
     states_out = states.movedim(dim, 0)
@@ -107,7 +108,7 @@ def backward(
     offsets = _offsets(cu_seqlens, states.shape[dim])
     initial = _state_rows(initial_state, states, cu_seqlens, dim, dtype)
     # Row n starts as the gradient of the final state of sequence n and ends as that of its initial state.
-    flowing = _state_rows(d_final_state, states, cu_seqlens, dim, dtype).clone()
+    flowing = _state_rows(d_final_state, states, cu_seqlens, dim, dtype).clone(memory_format=torch.contiguous_format)
 
     d_gates = torch.empty_like(gates) if needs_gates else None
     d_tokens = torch.empty_like(states, dtype=tokens_dtype) if needs_tokens else None
@@ -153,7 +154,7 @@ def backward(
 
     d_initial = None
     if needs_initial and initial_state is not None:
-        d_initial = torch.empty_like(initial_state)
+        d_initial = torch.empty_like(initial_state, memory_format=torch.contiguous_format)
         d_initial.copy_(_like(flowing if cu_seqlens is not None else flowing[0], d_initial))
     return d_gates, d_tokens, d_initial
 

@@ -47,10 +47,11 @@ def serves(gates: Tensor, tokens: Tensor, dim: int) -> bool:
     )
 
 
-def _tile(like: Tensor, even: bool, *, backward: bool) -> tuning.Tile | None:
+def _tile(like: Tensor, even: bool, *, backward: bool, added: bool = False) -> tuning.Tile | None:
     """The tile for rows like these, if the GPU has room for all programs of a row that wait for each other."""
     sizes = Sizes.of(like, -1)
-    tile = tuning.shared(sizes.T, like.element_size(), backward=backward, even=even, n_rows=sizes.rows)
+    itemsize = like.element_size()
+    tile = tuning.shared(sizes.T, itemsize, backward=backward, even=even, n_rows=sizes.rows, added=added)
     if tile is None or tile.window == 0:
         return tile
     room = configure.multiprocessors(like) * tuning.programs_at_once(tile)
@@ -153,7 +154,7 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     }
     in_place = all(a is None or a is states or any(a.tensor is t for t in work.tensors) for a in taken.values())
     sizes, even = Sizes.of(like, -1), _even(states)
-    config = _tile(like, even, backward=backward)
+    config = _tile(like, even, backward=backward, added=backward and work.tensors[4] is None)
     if config is None or states.tensor is not like or states.t != 1 or not in_place:
         return None
     V, tiles, window = config.width, _tiles(sizes.T, config), 0

@@ -336,9 +336,9 @@ def _tangents(
     dtype = cpu.accumulation_dtype(gates.dtype, ctx.tokens_dtype)
     source = torch.zeros_like(states, dtype=dtype) if tokens_t is None else tokens_t.to(dtype)
     if gates_t is not None:
-        source = source + _gate_tangent(gates, gates_t, dtype, ctx.log_gates) * shift_states(
-            states, initial_state, cu_seqlens, ctx.dim, ctx.reverse
-        )
+        # The initial state may be wider than what states are accumulated in.
+        before = shift_states(states, initial_state, cu_seqlens, ctx.dim, ctx.reverse).to(dtype)
+        source = source + _gate_tangent(gates, gates_t, dtype, ctx.log_gates) * before
     states_t, final_t = scan(gates, source, initial_t, cu_seqlens, ctx.dim, ctx.reverse, ctx.log_gates)
     return states_t.to(states.dtype), final_t if ctx.want_final else None
 

@@ -23,15 +23,15 @@ def lengths_to_cu_seqlens(lengths: Tensor | Sequence[int]) -> Tensor:
         `[N + 1]`, on the device and in the dtype of `lengths` (int64 for a list).
 
     Raises:
-        TypeError: the dtype is another one.
-        ValueError: there is more than one axis, or a negative length (seen on the CPU only).
+        TypeError: the dtype is another one, or there are no numbers.
+        ValueError: there is more than one axis, or (seen on the CPU only) a negative length, or a sum that int32 does
+            not hold.
 
     Example:
         >>> lengths_to_cu_seqlens([3, 0, 2])
         tensor([0, 3, 3, 5])
     """
-    values = lengths if isinstance(lengths, Tensor) else torch.tensor(lengths, dtype=torch.int64)
-    checks.lengths(values)
+    values = checks.lengths(lengths)
     return torch.nn.functional.pad(values.cumsum(0, dtype=values.dtype), (1, 0))
 
 
@@ -46,13 +46,13 @@ def cu_seqlens_to_lengths(cu_seqlens: Tensor) -> Tensor:
 
     Raises:
         TypeError: `cu_seqlens` is not a tensor of int32 or int64.
-        ValueError: it is not one vector of at least one entry.
+        ValueError: it is not one vector of at least one entry, or (seen on the CPU only) no table of offsets.
 
     Example:
         >>> cu_seqlens_to_lengths(torch.tensor([0, 3, 3, 5]))
         tensor([3, 0, 2])
     """
-    checks.cu_seqlens_tensor(cu_seqlens)
+    checks.cumulative(cu_seqlens)
     return cu_seqlens.diff()
 
 
@@ -114,13 +114,16 @@ def shift_states(
     if initial_state is None or sequences == 0:
         return previous
     initial = initial_state.index_select(0, index.clamp(0, sequences - 1)).movedim(0, dim)
-    return torch.where(begins & inside, initial, previous)
+    # Of a real and a complex tensor `where` has no second derivative.
+    dtype = torch.promote_types(initial.dtype, previous.dtype)
+    return torch.where(begins & inside, initial.to(dtype), previous.to(dtype))
 
 
 def shift_pad(data: Tensor, cu_seqlens: Tensor, pad_value: float = 0.0, backward: bool = True) -> Tensor:
     """Shift every packed sequence by one step and pad the step that becomes free.
 
-    Differentiable to any order; nothing passes from one sequence into another.
+    Differentiable to any order; nothing passes from one sequence into another. Where offsets cannot be read without
+    waiting (on a GPU, in a compiled function) and are invalid, floating and complex data become NaN.
 
     Args:
         data: `[C, T]`, or with more axes in front.
@@ -133,8 +136,9 @@ def shift_pad(data: Tensor, cu_seqlens: Tensor, pad_value: float = 0.0, backward
         The shape and dtype of `data`.
 
     Raises:
-        TypeError: `cu_seqlens` is not a tensor of int32 or int64.
-        ValueError: it is not one vector on the device of `data`, or (seen on the CPU only) no table of offsets.
+        TypeError: an argument has the wrong type, dtype or layout, or `pad_value` is none that `data` can hold.
+        ValueError: `cu_seqlens` is not one vector on the device of `data`, or (seen on the CPU only) no table of
+            offsets.
 
     Example:
         >>> shift_pad(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]), torch.tensor([0, 3, 5]))
@@ -142,9 +146,14 @@ def shift_pad(data: Tensor, cu_seqlens: Tensor, pad_value: float = 0.0, backward
         >>> shift_pad(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]), torch.tensor([0, 3, 5]), backward=False)
         tensor([[2., 3., 0., 5., 0.]])
     """
-    checks.packed_data(data, cu_seqlens)
-    begins, inside, _ = _borders(cu_seqlens, data.shape[-1], reverse=not backward)
-    return data.roll(1 if backward else -1, -1).masked_fill(~inside | begins, pad_value)
+    read = checks.packed_data(data, cu_seqlens, pad_value, backward)
+    total = data.shape[-1]
+    begins, inside, _ = _borders(cu_seqlens, total, reverse=not backward)
+    shifted = data.roll(1 if backward else -1, -1).masked_fill(~inside | begins, pad_value)
+    if read or not (data.is_floating_point() or data.is_complex()):
+        return shifted
+    broken = (cu_seqlens[0] != 0) | (cu_seqlens[-1] > total) | (cu_seqlens.diff() < 0).any()
+    return shifted.masked_fill(broken, float("nan"))
 
 
 def get_grid(no_seq: int, max_seqlen: int, chunk_size: int, no_channels: int) -> tuple[int, int, int]:

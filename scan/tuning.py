@@ -28,6 +28,8 @@ class Tile(NamedTuple):
     registers: int | None = None
     # Where the programs of a row share it, how many exchange their maps at once; 0: one program walks a row.
     window: int = 0
+    # How many tiles of a row programs whose numbers follow one another have, before others have those of the next row.
+    run: int = 1
 
     @property
     def steps(self) -> int:
@@ -45,7 +47,7 @@ _FORWARD = {
 }  # fmt: skip
 _BACKWARD = {
     4: ((128, (1, 32, 1, 1)), (256, (1, 64, 1, 1)), (512, (1, 128, 4, 1)), (1024, (1, 256, 8, 1)),
-        (2048, (1, 512, 16, 1)), (4096, (1, 256, 4, 1)), (8192, (1, 512, 8, 3)), (None, (1, 256, 8, 3))),
+        (2048, (1, 512, 16, 1)), (None, (1, 256, 4, 1))),
     2: ((128, (2, 16, 1, 1)), (256, (1, 32, 1, 1)), (512, (1, 64, 1, 1)), (1024, (2, 128, 4, 1)),
         (8192, (1, 256, 4, 1)), (None, (1, 256, 4, 3))),
 }  # fmt: skip
@@ -69,37 +71,42 @@ _PACKED_BACKWARD = {
 }  # fmt: skip
 
 
-# Rows too few to fill a GPU, and long: their programs share a row. Then where sequences are packed or tiles not whole.
+# Rows too few to fill a GPU, and long: their programs share a row. Then where sequences are packed, and where rows end
+# within a tile.
 _SPLIT_FORWARD = {
-    4: Tile(1, 256, 4, 1, registers=128, window=128),
-    2: Tile(1, 256, 8, 1, registers=168, window=128),
+    4: Tile(1, 256, 4, 1, registers=128, window=64),
+    2: Tile(1, 128, 8, 1, registers=96, window=32),
 }
 _SPLIT_BACKWARD = {
-    4: Tile(1, 256, 4, 1, registers=160, window=128),
-    2: Tile(1, 128, 8, 1, registers=128, window=128),
+    4: Tile(1, 256, 4, 1, registers=128, window=64),
+    2: Tile(1, 128, 8, 1, registers=96, window=64),
 }
+_SPLIT_PACKED_FORWARD = {
+    4: Tile(1, 256, 4, 1, registers=128, window=32),
+    2: Tile(1, 128, 8, 1, registers=128, window=32),
+}
+_SPLIT_PACKED_BACKWARD = {4: Tile(1, 128, 4, 1, window=64), 2: Tile(1, 64, 8, 1, window=32)}
 _SPLIT_RAGGED_FORWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 256, 8, 4, window=128)}
 _SPLIT_RAGGED_BACKWARD = {4: Tile(1, 256, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
-# Long rows of 4 bytes enough for a program each and not for several waves of programs: tiles of which all fit at once.
-_SOME_FORWARD, _SOME_BACKWARD = Tile(1, 256, 4, 4, 3), Tile(1, 256, 4, 2, 3)
-_FEW_ROWS, _SOME_ROWS, _LONG = 384, 704, 16384
+# Longer rows of whole tiles of 4 bytes, however many, and forward packed ones too: shared in runs, which memory likes
+# better than a program each.
+_RUNS_FORWARD = Tile(1, 256, 4, 1, registers=128, window=32, run=16)
+_RUNS_BACKWARD = Tile(1, 256, 4, 1, registers=160, window=64, run=64)
+_WALKED_FORWARD, _WALKED_BACKWARD = 8192, 4096
+_FEW_ROWS, _LONG = 384, 16384
 
 
 def time_contiguous(
-    T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1, n_rows: int = _SOME_ROWS
+    T: int, itemsize: int, *, backward: bool, packed: bool = False, n_sequences: int = 1, n_rows: int = _FEW_ROWS
 ) -> Tile:
     """Configuration for rows of T contiguous steps of `itemsize` bytes; packed rows hold `n_sequences` sequences."""
     width = max(1, 16 // itemsize)
     nearest = 2 if itemsize == 2 else 4
     if n_rows < _FEW_ROWS and T > _LONG:
-        split = (_SPLIT_BACKWARD if backward else _SPLIT_FORWARD)[nearest]
-        if packed or T % (split.groups * width):
-            split = (_SPLIT_RAGGED_BACKWARD if backward else _SPLIT_RAGGED_FORWARD)[nearest]
-        # Numbers of 8 bytes take two registers each.
-        return split._replace(width=width, registers=None if itemsize == 8 else split.registers)
-    some = (_SOME_BACKWARD if backward else _SOME_FORWARD)._replace(width=width)
-    if nearest == 4 and n_rows < _SOME_ROWS and T > _LONG and not packed and T % some.steps == 0:
-        return some
+        return _split(T, itemsize, backward, packed)
+    runs, walked = (_RUNS_BACKWARD, _WALKED_BACKWARD) if backward else (_RUNS_FORWARD, _WALKED_FORWARD)
+    if itemsize == 4 and T > walked and T % runs.steps == 0 and not (packed and backward):
+        return runs
     if packed and T > 512:
         table = (_PACKED_BACKWARD if backward else _PACKED_FORWARD)[nearest]
         rows, groups, num_warps, stages = _of_length(T // max(1, n_sequences), table)
@@ -109,6 +116,18 @@ def time_contiguous(
             ragged = (_RAGGED_BACKWARD if backward else _RAGGED_FORWARD)[nearest]
             rows, groups, num_warps, stages = _of_length(T, ragged)
     return Tile(rows, groups, width, num_warps, stages)
+
+
+def _split(T: int, itemsize: int, backward: bool, packed: bool) -> Tile:
+    width = max(1, 16 // itemsize)
+    whole = _SPLIT_BACKWARD if backward else _SPLIT_FORWARD
+    if packed:
+        whole = _SPLIT_PACKED_BACKWARD if backward else _SPLIT_PACKED_FORWARD
+    tile = whole[2 if itemsize == 2 else 4]
+    if T % (tile.groups * width):
+        tile = (_SPLIT_RAGGED_BACKWARD if backward else _SPLIT_RAGGED_FORWARD)[2 if itemsize == 2 else 4]
+    # Numbers of 8 bytes take two registers each.
+    return tile._replace(width=width, registers=None if itemsize == 8 else tile.registers)
 
 
 def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
@@ -129,17 +148,22 @@ _SHARED_FORWARD = {
 _SHARED_BACKWARD = {
     4: ((128, Tile(1, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 8)),
         (2048, Tile(1, 512, 4, 4)), (8192, Tile(1, 128, 4, 1, registers=128, window=128)),
-        (32768, Tile(1, 256, 4, 1, window=128)), (131072, Tile(1, 256, 4, 2, registers=128, window=128))),
+        (131072, Tile(1, 256, 4, 1, window=128))),
     2: ((128, Tile(2, 16, 8, 1)), (256, Tile(1, 32, 8, 1)), (512, Tile(1, 64, 8, 1)), (1024, Tile(1, 128, 8, 4)),
         (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4, registers=128)),
-        (131072, Tile(1, 128, 8, 1, registers=128, window=128))),
+        (16384, Tile(1, 128, 8, 1, registers=128, window=128)),
+        (131072, Tile(1, 128, 8, 1, registers=112, window=128))),
 }  # fmt: skip
+# Where such a thread may take any, one that holds a sum's incoming gradient instead of two may take so many.
+_SUM_REGISTERS = 168
 
 
-def shared(T: int, itemsize: int, *, backward: bool, even: bool, n_rows: int = _SOME_ROWS) -> Tile | None:
+def shared(
+    T: int, itemsize: int, *, backward: bool, even: bool, n_rows: int = _FEW_ROWS, added: bool = False
+) -> Tile | None:
     """Configuration for both directions of `n_rows` rows of T contiguous steps; None where two scans are as fast.
 
-    Rows that are not `even` begin or end within a vector.
+    Rows that are not `even` begin or end within a vector. Backward may be that of the sum of both, `added`.
     """
     width = 16 // itemsize
     steps = T if even else T + width - 1
@@ -157,7 +181,11 @@ def shared(T: int, itemsize: int, *, backward: bool, even: bool, n_rows: int = _
             return None
         return tile._replace(num_warps=max(tile.num_warps, tile.groups // 64), registers=None)
     # Of few long rows either direction alone is split.
-    return None if tile.window and n_rows < _FEW_ROWS and T > _LONG else tile
+    if tile.window and n_rows < _FEW_ROWS and T > _LONG:
+        return None
+    if backward and added and tile.window and tile.registers is None:
+        return tile._replace(registers=_SUM_REGISTERS)
+    return tile
 
 
 def programs_at_once(tile: Tile) -> int:

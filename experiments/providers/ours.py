@@ -141,8 +141,8 @@ class Ours(AutogradProvider):
         itemsize = DTYPES[case.dtype].itemsize
         if case.directions not in ("shared", "shared_sum") or case.dim != -1:
             return None
-        even, n_rows = case.T * itemsize % 16 == 0, case.B * case.C
-        return tuning.shared(case.T, itemsize, backward=backward, even=even, n_rows=n_rows)
+        even, added = case.T * itemsize % 16 == 0, case.directions == "shared_sum"
+        return tuning.shared(case.T, itemsize, backward=backward, even=even, n_rows=case.B * case.C, added=added)
 
 
 def implementation_for(inputs: Inputs) -> ModuleType:

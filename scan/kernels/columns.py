@@ -68,20 +68,25 @@ def in_scan_order(columns, V: tl.constexpr, DESCENDING: tl.constexpr):
 
 
 @triton.jit
-def place(pointer, base, stride, group, phase, V: tl.constexpr, VECTOR: tl.constexpr):
+def place(pointer, base, stride, group, phase, V: tl.constexpr, VECTOR: tl.constexpr, STRIPS: tl.constexpr):
     """The rows of a tensor as `load_columns` and `store_columns` take them.
 
     `base` is the offset of step 0 of each row `[R, 1]`, `group` the numbers of the groups in time `[1, N]`; the first
     group begins `phase` steps before the row. Pointers lead to all steps of the groups of the first tile, `[R, N, V]`,
-    if VECTOR, else to their earliest, `[R, N]`.
+    if VECTOR, else to their earliest, `[R, N]`. STRIPS: to those of the first strip of 32 groups instead, and the
+    offsets of strips, which are constants of a thread, are added last; Triton before 3.7 keeps an address for each.
     """
+    strip = 0
     if VECTOR:
         # The first group begins at a multiple of V: a product shows the compiler that vectors are aligned.
         aligned = ((base - phase).to(tl.uint64) // V * V).to(tl.int64)
+        if STRIPS:
+            strip = ((group & -32) * V)[:, :, None]
+            group = group & 31
         at = pointer + aligned[:, :, None] + (group * V)[:, :, None] + tl.arange(0, V)[None, None, :]
     else:
         at = pointer + base + (group * V - phase).to(tl.int64) * stride
-    return at, pointer + base, stride
+    return at, pointer + base, stride, strip
 
 
 @triton.jit
@@ -93,7 +98,7 @@ def load_columns(row, tile, other, outside, V: tl.constexpr, VECTOR: tl.constexp
     of rows, and which rows exist `[R, 1]`. Groups that are partly outside are read whole, for `own_columns` to mend,
     where memory goes on for `spare` more steps behind any row, V at most; elsewhere steps outside are `other`.
     """
-    at, _, stride = row
+    at, _, stride, strip = row
     start, position, T, rows, spare = tile
     if VECTOR:
         inside = rows
@@ -101,7 +106,7 @@ def load_columns(row, tile, other, outside, V: tl.constexpr, VECTOR: tl.constexp
             inside = rows & (position + V > 0) & (position + V <= T + spare)
         elif not WHOLE:
             inside = rows & (position >= 0) & (position < T)
-        values = tl.load(at + start, mask=tl.broadcast_to(inside[:, :, None], at.shape), other=outside)
+        values = tl.load(at + start + strip, mask=tl.broadcast_to(inside[:, :, None], at.shape), other=outside)
         columns = split_columns(values.to(dtype), V)
     else:
         columns = ()
@@ -171,9 +176,10 @@ def in_state_dtype(columns, V: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def held(columns, V: tl.constexpr):
-    """Columns of 16 bits two in a word, as they were loaded; others as they are."""
+def held(columns, V: tl.constexpr, DESCENDING: tl.constexpr):
+    """Columns of 16 bits in scan order two in a word, as they were loaded; others as they are."""
     if columns[0].dtype.primitive_bitwidth == 16:
+        columns = in_scan_order(columns, V, DESCENDING)
         words = ()
         for k in tl.static_range(V // 2):
             low = columns[2 * k].to(tl.uint16, bitcast=True).to(tl.uint32)
@@ -185,7 +191,7 @@ def held(columns, V: tl.constexpr):
 
 
 @triton.jit
-def taken_up(words, nothing, V: tl.constexpr, loaded: tl.constexpr, dtype: tl.constexpr):
+def taken_up(words, nothing, V: tl.constexpr, DESCENDING: tl.constexpr, loaded: tl.constexpr, dtype: tl.constexpr):
     """What `held` was given, of the dtype `loaded`, as columns of another; `nothing` is zero.
 
     The compiler is not to know that it is: it would convert once, and keep what is twice as wide.
@@ -197,9 +203,9 @@ def taken_up(words, nothing, V: tl.constexpr, loaded: tl.constexpr, dtype: tl.co
             low = (word & 0xFFFF).to(tl.uint16).to(loaded, bitcast=True)
             high = (word >> 16).to(tl.uint16).to(loaded, bitcast=True)
             columns = columns + (low.to(dtype), high.to(dtype))
-        return columns
+        return in_scan_order(columns, V, DESCENDING)
     else:
-        return words
+        return in_state_dtype(words, V, dtype)
 
 
 @triton.jit
@@ -216,7 +222,7 @@ def own_columns(row, tile, columns, other, V: tl.constexpr, VECTOR: tl.constexpr
                 dtype: tl.constexpr):
     """Columns of a tile at an edge of rows that begin or end within groups: `other` outside the row."""
     if VECTOR:
-        _, origin, _ = row
+        _, origin, _, _ = row
         _, position, T, rows, spare = tile
         own = ()
         for k in tl.static_range(V):
@@ -241,7 +247,7 @@ def own_columns(row, tile, columns, other, V: tl.constexpr, VECTOR: tl.constexpr
 def store_columns(row, tile, edge, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
                   WHOLE: tl.constexpr, DESCENDING: tl.constexpr):
     """Writes what `load_columns` reads; nothing outside the row. At an `edge` groups may be partly outside."""
-    at, origin, stride = row
+    at, origin, stride, strip = row
     start, position, T, rows, _ = tile
     dtype = at.dtype.element_ty
     columns = in_scan_order(columns, V, DESCENDING)
@@ -252,7 +258,7 @@ def store_columns(row, tile, edge, columns, V: tl.constexpr, VECTOR: tl.constexp
         elif not WHOLE:
             whole = rows & (position >= 0) & (position < T)
         values = join_columns(columns, V).to(dtype)
-        tl.store(at + start, values, mask=tl.broadcast_to(whole[:, :, None], at.shape))
+        tl.store(at + start + strip, values, mask=tl.broadcast_to(whole[:, :, None], at.shape))
         if not EVEN:
             if edge:
                 for k in tl.static_range(V):

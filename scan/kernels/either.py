@@ -12,7 +12,7 @@ import triton.language as tl
 
 from scan.kernels.columns import load_columns, place, store_columns
 from scan.kernels.rows import own_rows, row_offset
-from scan.kernels.tiles import exponentials, scan_tile
+from scan.kernels.tiles import enter_groups, exponentials, group_map, states_from
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def forward_either(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
-    ONE_WARP: tl.constexpr,
+    STRIPS: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
@@ -73,9 +73,9 @@ def forward_either(
     if LINE > 1:
         phase = (states_base % LINE).to(TIME)
     first_step = group * V - phase
-    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR)
-    tokens_row = place(tokens_ptr, tokens_base, tokens_t, group, phase, V, TOKENS_VECTOR)
-    states_row = place(states_ptr, states_base, states_t, group, phase, V, STATES_VECTOR)
+    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR, False)
+    tokens_row = place(tokens_ptr, tokens_base, tokens_t, group, phase, V, TOKENS_VECTOR, False)
+    states_row = place(states_ptr, states_base, states_t, group, phase, V, STATES_VECTOR, False)
     carry = tl.zeros([R, 1], STATE)
     if initial_ptr is not None:
         if second:
@@ -87,7 +87,8 @@ def forward_either(
         g = load_columns(gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR, True, WHOLE, False, STATE)
         x = load_columns(tokens_row, where, 0.0, 0.0, V, TOKENS_VECTOR, True, WHOLE, False, STATE)
         g, x = turned(exponentials(g, V, LOG), descending, V), turned(x, descending, V)
-        states = scan_tile(g, x, carry, None, V, 0, False, ONE_WARP and R == 1)
+        gate, state = group_map(g, x, V, 0)
+        states = states_from(enter_groups(gate, state, carry, None, 0, False, False, STRIPS, 1), g, x, V)
         carry = leave_either(states[V - 1], carry, T - start + phase, descending, V)
         store_columns(states_row, where, False, turned(states, descending, V), V, STATES_VECTOR, True, WHOLE, False)
     if final_ptr is not None:

@@ -26,7 +26,7 @@ def forward(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr, WINDOW: tl.constexpr,
-    ONE_WARP: tl.constexpr,
+    RUN: tl.constexpr, STRIPS: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
@@ -38,7 +38,7 @@ def forward(
     scan_rows(
         tl.program_id(0), tensors, table, exchange_ptr, sizes, strides,
         R, N, V, STAGES, DESCENDING, LOG, EVEN, WHOLE, ONE_TILE, LINE, CHANNELS_LAST, EVEN_ROWS, FLAT, WINDOW,
-        ONE_WARP, GATES_VECTOR, TOKENS_VECTOR, STATES_VECTOR, STATE, TIME,
+        RUN, STRIPS, GATES_VECTOR, TOKENS_VECTOR, STATES_VECTOR, STATE, TIME,
     )
 
 
@@ -58,7 +58,7 @@ def forward_both(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
-    ONE_WARP: tl.constexpr,
+    STRIPS: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
@@ -72,14 +72,14 @@ def forward_both(
         scan_rows(
             block, tensors, table, None, sizes, strides,
             R, N, V, STAGES, DESCENDING, LOG, EVEN, WHOLE, ONE_TILE, LINE, CHANNELS_LAST, EVEN_ROWS, FLAT, 0,
-            ONE_WARP, GATES_VECTOR, TOKENS_VECTOR, STATES_VECTOR, STATE, TIME,
+            1, STRIPS, GATES_VECTOR, TOKENS_VECTOR, STATES_VECTOR, STATE, TIME,
         )
     else:
         others = (gates_other_ptr, tokens_other_ptr, states_other_ptr, initial_other_ptr, final_other_ptr)
         scan_rows(
             block, others, table, None, sizes, strides,
             R, N, V, STAGES, not DESCENDING, LOG, EVEN, WHOLE, ONE_TILE, LINE, CHANNELS_LAST, EVEN_ROWS, FLAT, 0,
-            ONE_WARP, GATES_VECTOR, TOKENS_VECTOR, STATES_VECTOR, STATE, TIME,
+            1, STRIPS, GATES_VECTOR, TOKENS_VECTOR, STATES_VECTOR, STATE, TIME,
         )
 
 
@@ -99,7 +99,7 @@ def backward(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr, WINDOW: tl.constexpr,
-    ONE_WARP: tl.constexpr,
+    RUN: tl.constexpr, STRIPS: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -115,7 +115,7 @@ def backward(
     scan_rows_backward(
         tl.program_id(0), tensors, table, exchange_ptr, sizes, strides,
         R, N, V, STAGES, DESCENDING, LOG, EVEN, WHOLE, ONE_TILE, LINE, CHANNELS_LAST, EVEN_ROWS, FLAT, WINDOW,
-        ONE_WARP, GATES_VECTOR, STATES_VECTOR, D_STATES_VECTOR, D_GATES_VECTOR, D_TOKENS_VECTOR, STATE, TIME,
+        RUN, STRIPS, GATES_VECTOR, STATES_VECTOR, D_STATES_VECTOR, D_GATES_VECTOR, D_TOKENS_VECTOR, STATE, TIME,
     )
 
 
@@ -137,7 +137,7 @@ def backward_both(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
-    ONE_WARP: tl.constexpr,
+    STRIPS: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -157,7 +157,7 @@ def backward_both(
         scan_rows_backward(
             block, tensors, table, None, sizes, strides,
             R, N, V, STAGES, DESCENDING, LOG, EVEN, WHOLE, ONE_TILE, LINE, CHANNELS_LAST, EVEN_ROWS, FLAT, 0,
-            ONE_WARP, GATES_VECTOR, STATES_VECTOR, D_STATES_VECTOR, D_GATES_VECTOR, D_TOKENS_VECTOR, STATE, TIME,
+            1, STRIPS, GATES_VECTOR, STATES_VECTOR, D_STATES_VECTOR, D_GATES_VECTOR, D_TOKENS_VECTOR, STATE, TIME,
         )
     else:
         others = (
@@ -167,5 +167,5 @@ def backward_both(
         scan_rows_backward(
             block, others, table, None, sizes, strides,
             R, N, V, STAGES, not DESCENDING, LOG, EVEN, WHOLE, ONE_TILE, LINE, CHANNELS_LAST, EVEN_ROWS, FLAT, 0,
-            ONE_WARP, GATES_VECTOR, STATES_VECTOR, D_STATES_VECTOR, D_GATES_VECTOR, D_TOKENS_VECTOR, STATE, TIME,
+            1, STRIPS, GATES_VECTOR, STATES_VECTOR, D_STATES_VECTOR, D_GATES_VECTOR, D_TOKENS_VECTOR, STATE, TIME,
         )

@@ -38,10 +38,18 @@ def own_turn(exchange_ptr):
 
 
 @triton.jit
-def own_block_and_tile(exchange_ptr, tiles):
-    """Those of this program. Neighbouring programs have neighbouring blocks: tiles before theirs began long ago."""
+def own_block_and_tile(exchange_ptr, tiles, RUN: tl.constexpr):
+    """Those of this program: of RUN tiles that follow one another in a row, then those of the next block.
+
+    Tiles before such a run began long ago where rows are many; a run is what memory holds in one piece.
+    """
     turn, blocks = own_turn(exchange_ptr), tl.num_programs(0) // tiles
-    return turn % blocks, turn // blocks
+    if RUN == 1:
+        return turn % blocks, turn // blocks
+    else:
+        first = turn // (blocks * RUN) * RUN
+        run, turn = tl.minimum(tiles - first, RUN), turn - first * blocks
+        return turn // run, first + turn % run
 
 
 # Bits of a NaN that no published number has: combined with them no number is zero.
@@ -97,15 +105,20 @@ def _are_there(word):
 
 
 @triton.jit
+def _awaited(at, wanted):
+    """The words at the places `wanted`, as soon as all are there."""
+    word = _read_word(at, wanted)
+    while _are_there(word) == 0:
+        word = _still_missing(at, word)
+    # Of threads that hold the same number some may have read it too early: those read again what now is there.
+    return _still_missing(at, word)
+
+
+@triton.jit
 def _map_of(word, at, plane, wanted, dtype: tl.constexpr):
     """The maps `[R, W]` in words that are there; those that are not `wanted` change nothing."""
-    # Of threads that hold the same number some may have read it too early: those read again what now is there.
-    word = _still_missing(at, word)
     if dtype.primitive_bitwidth == 64:
-        other = _read_word(at + plane, wanted)
-        while _are_there(other) == 0:
-            other = _still_missing(at + plane, other)
-        other = _still_missing(at + plane, other)
+        other = _awaited(at + plane, wanted)
         gate, state = (word ^ _NO_NUMBER_64).to(dtype, bitcast=True), (other ^ _NO_NUMBER_64).to(dtype, bitcast=True)
     else:
         bits = word.to(tl.uint64, bitcast=True)
@@ -119,7 +132,7 @@ def _all_of(gate, state, like, RESETS: tl.constexpr, AXIS: tl.constexpr):
     """Maps `[R, W]` composed along AXIS: `[R, 1]`, or in every lane where `like` is."""
     if like.shape[AXIS] > 1 and not tl.target_info.is_hip():
         # Of AMD's 64 lanes two strips share a warp, and Triton 3.7 fails on what brings the last one to all.
-        _, _, whole = compose_strips(gate, state)
+        _, _, whole = compose_strips(gate, state, RESETS)
         gate, state = of_tile(whole[0]), of_tile(whole[1])
         if gate.shape[1] != like.shape[1]:
             gate, state = last_of(gate, 1), last_of(state, 1)
@@ -135,9 +148,7 @@ def _all_of(gate, state, like, RESETS: tl.constexpr, AXIS: tl.constexpr):
 @triton.jit
 def _composed(at, plane, wanted, like, RESETS: tl.constexpr, AXIS: tl.constexpr):
     """The published maps `[R, W]` at the places `wanted`, composed along AXIS as soon as all are there."""
-    word = _read_word(at, wanted)
-    while _are_there(word) == 0:
-        word = _still_missing(at, word)
+    word = _awaited(at, wanted)
     gate, state = _map_of(word, at, plane, wanted, like.dtype)
     return _all_of(gate, state, like, RESETS, AXIS)
 
@@ -206,6 +217,8 @@ def carries_in(gate, state, state_back, exchange, WINDOW: tl.constexpr):
     word, word_back = _read_word(at, earlier), _read_word(at_back, later)
     while (_are_there(word) & _are_there(word_back)) == 0:
         word, word_back = _still_missing(at, word), _still_missing(at_back, word_back)
+    # As in `_awaited`; both at once, since one after the other takes more registers.
+    word, word_back = _still_missing(at, word), _still_missing(at_back, word_back)
     own = gate
     gate, state = _map_of(word, at, plane, earlier, own.dtype)
     gate_back, state_back = _map_of(word_back, at_back, plane, later, own.dtype)

@@ -20,6 +20,7 @@ import triton.language as tl
 from scan.kernels.columns import (
     bit_columns,
     blank_columns,
+    held,
     holds_end,
     in_state_dtype,
     load_bits,
@@ -31,18 +32,22 @@ from scan.kernels.columns import (
     place,
     place_block,
     store_columns,
+    taken_up,
     tile_place,
 )
 from scan.kernels.exchange import own_block_and_tile
 from scan.kernels.maps import numbers
 from scan.kernels.rows import leaves_row, own_rows, row_offset, steps_behind, unaligned
 from scan.kernels.tiles import (
+    enter_groups,
     exponentials,
+    gradients_from,
+    group_map,
+    group_map_backward,
     leave_tile,
     scan_packed_tile,
     scan_packed_tile_backward,
-    scan_tile,
-    scan_tile_backward,
+    states_from,
 )
 
 
@@ -53,7 +58,7 @@ def scan_rows(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr, WINDOW: tl.constexpr,
-    ONE_WARP: tl.constexpr,
+    RUN: tl.constexpr, STRIPS: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
 ):
@@ -69,20 +74,21 @@ def scan_rows(
     AT_ONCE: tl.constexpr = CHANNELS_LAST and STAGES > 2 and states_ptr.dtype.element_ty.primitive_bitwidth == 16
     # Groups lie along this axis, rows along the other: threads that are neighbours hold what is in memory.
     AXIS: tl.constexpr = 0 if CHANNELS_LAST else 1
-    # Of several warps the totals of strips pass through shared memory once a lane. Of several rows Triton before 3.7
-    # gives strips another layout, which costs more than they save; with resets they are no faster.
-    STRIPS: tl.constexpr = ONE_WARP and R == 1 and not CHANNELS_LAST and not PACKED
+    # While programs wait, 16 bits stay two in a register: more programs then find room. (Backward is slower with it.)
+    HOLD: tl.constexpr = WINDOW > 0 and V == 8 and EVEN and not PACKED and not CHANNELS_LAST
     # Tiles in which no sequence begins or ends need no resets. (Backward would need too many registers for both.)
     QUICK: tl.constexpr = PACKED and EVEN and BLOCK >= 256 and BLOCK <= 2048
     # Gates of groups outside the row, which pass on a state that comes in, or one that is wanted after the row.
     ENTERS: tl.constexpr = initial_ptr is not None and (DESCENDING or LINE > 1)
     LEAVES: tl.constexpr = final_ptr is not None and DESCENDING and LINE > 1
     OUTSIDE: tl.constexpr = 1.0 if (ENTERS or LEAVES) and not PACKED and not LOG else 0.0
+    # Where one warp holds several strips, which are constants of a thread.
+    APART: tl.constexpr = STRIPS and WINDOW > 0 and N > 32 and not DESCENDING
     T = T.to(TIME)
     tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
     first_tile, last_tile = 0, tiles
     if WINDOW > 0:
-        block, first_tile = own_block_and_tile(exchange_ptr, tiles)
+        block, first_tile = own_block_and_tile(exchange_ptr, tiles, RUN)
         last_tile = first_tile + 1
     b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS, 1 - AXIS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
@@ -105,10 +111,10 @@ def scan_rows(
             steps_behind(tokens_base, rows, tokens_b, tokens_c, C, n_rows, V),
         )
     first_step = group * V - phase  # of each group of the first tile: [R, N], or one for all rows that begin alike
-    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST)
-    tokens_row = place(tokens_ptr, tokens_base, tokens_t, group, phase, V, TOKENS_VECTOR and not CHANNELS_LAST)
+    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST, APART)
+    tokens_row = place(tokens_ptr, tokens_base, tokens_t, group, phase, V, TOKENS_VECTOR and not CHANNELS_LAST, APART)
     stored_base = unaligned(states_base, T) if AT_ONCE else states_base
-    states_row = place(states_ptr, stored_base, states_t, group, phase, V, STATES_VECTOR and not CHANNELS_LAST)
+    states_row = place(states_ptr, stored_base, states_t, group, phase, V, STATES_VECTOR and not CHANNELS_LAST, APART)
     if AT_ONCE:
         gates_block = place_block(gates_ptr, gates_base, gates_t, group, 0, V)
         tokens_block = place_block(tokens_ptr, tokens_base, tokens_t, group, 0, V)
@@ -146,15 +152,19 @@ def scan_rows(
         else:
             g = load_columns(
                 gates_row, where, 0.0 if LOG else 1.0, OUTSIDE, V, GATES_VECTOR and not CHANNELS_LAST,
-                EVEN, WHOLE, DESCENDING, STATE,
+                EVEN, WHOLE, DESCENDING, gates_ptr.dtype.element_ty if HOLD else STATE,
             )
             x = load_columns(
-                tokens_row, where, 0.0, 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
+                tokens_row, where, 0.0, 0.0, V, TOKENS_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING,
+                tokens_ptr.dtype.element_ty if HOLD else STATE,
             )
         if not EVEN:
             if edge:
                 g = own_columns(gates_row, where, g, 0.0 if LOG else 1.0, V, GATES_VECTOR, DESCENDING, STATE)
                 x = own_columns(tokens_row, where, x, 0.0, V, TOKENS_VECTOR, DESCENDING, STATE)
+        if HOLD:
+            g_held, x_held = held(g, V, DESCENDING), held(x, V, DESCENDING)
+            g, x = in_state_dtype(g, V, STATE), in_state_dtype(x, V, STATE)
         g = exponentials(g, V, LOG)
         if PACKED:
             resets = True
@@ -170,11 +180,20 @@ def scan_rows(
                         s = tl.load(sequence_ptr + step, mask=first[k], other=0).to(tl.int64)
                         begin = tl.load(initial_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0).to(STATE)
                         before = before + (begin,)
-                states = scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V, WINDOW, AXIS)
+                states = scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V, WINDOW, STRIPS, AXIS)
             else:
-                states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED, STRIPS, AXIS)
+                gate, state = group_map(g, x, V, WINDOW)
+                h = enter_groups(gate, state, carry, exchange, WINDOW, True, False, STRIPS, AXIS)
+                states = states_from(h, g, x, V)
         else:
-            states = scan_tile(g, x, carry, exchange, V, WINDOW, PACKED, STRIPS, AXIS)
+            gate, state = group_map(g, x, V, WINDOW)
+            h = enter_groups(gate, state, carry, exchange, WINDOW, False, False, STRIPS, AXIS)
+            if HOLD:
+                nothing = tl.minimum(T, 0).to(tl.uint32)
+                g = taken_up(g_held, nothing, V, DESCENDING, gates_ptr.dtype.element_ty, STATE)
+                x = taken_up(x_held, nothing, V, DESCENDING, tokens_ptr.dtype.element_ty, STATE)
+                g = exponentials(g, V, LOG)
+            states = states_from(h, g, x, V)
         carry = leave_tile(states[V - 1], carry, T - start + phase, V, DESCENDING, AXIS)
         if PACKED:
             if broken | (start + BLOCK > used):
@@ -200,7 +219,7 @@ def scan_rows_backward(
     DESCENDING: tl.constexpr, LOG: tl.constexpr,
     EVEN: tl.constexpr, WHOLE: tl.constexpr, ONE_TILE: tl.constexpr, LINE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr, WINDOW: tl.constexpr,
-    ONE_WARP: tl.constexpr,
+    RUN: tl.constexpr, STRIPS: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
     STATE: tl.constexpr, TIME: tl.constexpr,
@@ -221,18 +240,17 @@ def scan_rows_backward(
     AT_ONCE: tl.constexpr = CHANNELS_LAST and STAGES > 2 and states_ptr.dtype.element_ty.primitive_bitwidth == 16
     # Groups lie along this axis, rows along the other: threads that are neighbours hold what is in memory.
     AXIS: tl.constexpr = 0 if CHANNELS_LAST else 1
-    # Of several warps the totals of strips pass through shared memory once a lane. Of several rows Triton before 3.7
-    # gives strips another layout, which costs more than they save; with resets they are no faster.
-    STRIPS: tl.constexpr = ONE_WARP and R == 1 and not CHANNELS_LAST and not PACKED
     # Gates of groups outside the row, which pass on a state that comes in, or one that is wanted after the row.
     ENTERS: tl.constexpr = d_final_ptr is not None and (DESCENDING or LINE > 1)
     LEAVES: tl.constexpr = d_initial_ptr is not None and DESCENDING and LINE > 1
     OUTSIDE: tl.constexpr = 1.0 if (ENTERS or LEAVES) and not PACKED and not LOG else 0.0
+    # Where one warp holds several strips, which are constants of a thread.
+    APART: tl.constexpr = STRIPS and WINDOW > 0 and N > 32 and not DESCENDING
     T = T.to(TIME)
     tiles = 1 if ONE_TILE else tl.cdiv(T + (LINE - 1 if LINE > 1 else 0), BLOCK)
     first_tile, last_tile = 0, tiles
     if WINDOW > 0:
-        block, first_tile = own_block_and_tile(exchange_ptr, tiles)
+        block, first_tile = own_block_and_tile(exchange_ptr, tiles, RUN)
         last_tile = first_tile + 1
     b, c, row, rows = own_rows(block, C, n_rows, R, CHANNELS_LAST, EVEN_ROWS, 1 - AXIS)
     gates_base = row_offset(b, c, row, gates_b, gates_c, FLAT, CHANNELS_LAST and GATES_VECTOR)
@@ -260,19 +278,23 @@ def scan_rows_backward(
         if d_states_ptr is not None:
             spare = tl.minimum(spare, steps_behind(d_states_base, rows, d_states_b, d_states_c, C, n_rows, V))
     first_step = group * V - phase  # of each group of the first tile: [R, N], or one for all rows that begin alike
-    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST)
+    gates_row = place(gates_ptr, gates_base, gates_t, group, phase, V, GATES_VECTOR and not CHANNELS_LAST, APART)
     if d_states_ptr is not None:
         d_states_row = place(
-            d_states_ptr, d_states_base, d_states_t, group, phase, V, D_STATES_VECTOR and not CHANNELS_LAST
+            d_states_ptr, d_states_base, d_states_t, group, phase, V, D_STATES_VECTOR and not CHANNELS_LAST, APART
         )
     if d_gates_ptr is not None:
-        states_row = place(states_ptr, states_base, states_t, group, phase, V, STATES_VECTOR and not CHANNELS_LAST)
+        states_row = place(
+            states_ptr, states_base, states_t, group, phase, V, STATES_VECTOR and not CHANNELS_LAST, APART
+        )
         # The state before the earliest step of each group.
         before_row = states_ptr + states_base + (first_step + (-1 if DESCENDING else V)).to(tl.int64) * states_t
-        d_gates_row = place(d_gates_ptr, d_gates_base, d_gates_t, group, phase, V, D_GATES_VECTOR and not CHANNELS_LAST)
+        d_gates_row = place(
+            d_gates_ptr, d_gates_base, d_gates_t, group, phase, V, D_GATES_VECTOR and not CHANNELS_LAST, APART
+        )
     if d_tokens_ptr is not None:
         d_tokens_row = place(
-            d_tokens_ptr, d_tokens_base, d_tokens_t, group, phase, V, D_TOKENS_VECTOR and not CHANNELS_LAST
+            d_tokens_ptr, d_tokens_base, d_tokens_t, group, phase, V, D_TOKENS_VECTOR and not CHANNELS_LAST, APART
         )
     if AT_ONCE:
         gates_block = place_block(gates_ptr, gates_base, gates_t, group, 0, V)
@@ -352,30 +374,22 @@ def scan_rows_backward(
                     d = d + (tl.zeros(g[k].shape, STATE),)
             h = ()
             if d_gates_ptr is not None:
-                h = load_columns(
-                    states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
-                )
-                # Beside its own states a group needs one of its neighbour.
-                h_before = load_neighbour(before_row, where, states_t, V, DESCENDING).to(STATE)
+                if WINDOW == 0:
+                    h = load_columns(
+                        states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING,
+                        STATE,
+                    )
+                    # Beside its own states a group needs one of its neighbour.
+                    h_before = load_neighbour(before_row, where, states_t, V, DESCENDING).to(STATE)
         if not EVEN:
             if edge:
                 g = own_columns(gates_row, where, g, 0.0 if LOG else 1.0, V, GATES_VECTOR, DESCENDING, STATE)
                 if d_states_ptr is not None:
                     d = own_columns(d_states_row, where, d, 0.0, V, D_STATES_VECTOR, DESCENDING, STATE)
                 if d_gates_ptr is not None:
-                    h = own_columns(states_row, where, h, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
+                    if WINDOW == 0:
+                        h = own_columns(states_row, where, h, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
         g = exponentials(g, V, LOG)
-        if d_gates_ptr is not None:
-            # From here on h[k + 1] is the state before step k, and h[0] is not used.
-            h = (h[0],) + h if AT_ONCE else h + (h_before,)
-            if initial_ptr is not None:
-                if not PACKED:
-                    with_initial = (h[0],)
-                    for k in tl.static_range(V):
-                        step = position + (V - 1 - k if DESCENDING else k)
-                        at_first = step == (0 if DESCENDING else T - 1)
-                        with_initial = with_initial + (tl.where(at_first, initial, h[k + 1]),)
-                    h = with_initial
         if PACKED:
             first = bit_columns(first_bits, V, DESCENDING)
             last = bit_columns(last_bits, V, DESCENDING)
@@ -388,10 +402,28 @@ def scan_rows_backward(
                     d_final = tl.load(d_final_ptr + s * n_rows + row, mask=first[k] & rows, other=0.0)
                     begin = begin + (d[k] + d_final.to(STATE),)
             d_tokens, u = scan_packed_tile_backward(
-                g, d, carry, exchange, first_bits, first, begin, V, WINDOW, AXIS
+                g, d, carry, exchange, first_bits, first, begin, V, WINDOW, STRIPS, AXIS
             )
-            if d_gates_ptr is not None:
-                alone = (h[0],)
+        else:
+            gate, flow = group_map_backward(g, d, V)
+            u = enter_groups(gate, flow, carry, exchange, WINDOW, False, False, STRIPS, AXIS)
+            d_tokens, u = gradients_from(u, g, d, V)
+        carry = leave_tile(u, carry, T - start + phase, V, DESCENDING, AXIS)
+        d_gates = ()
+        if d_gates_ptr is not None:
+            if WINDOW > 0:
+                # Read after what a program waits for, so that meanwhile there is room for more programs.
+                h = load_columns(
+                    states_row, where, 0.0, 0.0, V, STATES_VECTOR and not CHANNELS_LAST, EVEN, WHOLE, DESCENDING, STATE
+                )
+                h_before = load_neighbour(before_row, where, states_t, V, DESCENDING).to(STATE)
+                if not EVEN:
+                    if edge:
+                        h = own_columns(states_row, where, h, 0.0, V, STATES_VECTOR, DESCENDING, STATE)
+            # From here on h[k + 1] is the state before step k, and h[0] is not used.
+            h = (h[0],) + h if AT_ONCE else h + (h_before,)
+            alone = (h[0],)
+            if PACKED:
                 for k in tl.static_range(V):
                     start_state = tl.zeros(d[k].shape, STATE)
                     if initial_ptr is not None:
@@ -400,11 +432,12 @@ def scan_rows_backward(
                         start_state = tl.load(initial_ptr + s * n_rows + row, mask=last[k] & rows, other=0.0).to(STATE)
                     alone = alone + (tl.where(last[k], start_state, h[k + 1]),)
                 h = alone
-        else:
-            d_tokens, u = scan_tile_backward(g, d, carry, exchange, V, WINDOW, STRIPS, AXIS)
-        carry = leave_tile(u, carry, T - start + phase, V, DESCENDING, AXIS)
-        d_gates = ()
-        if d_gates_ptr is not None:
+            elif initial_ptr is not None:
+                for k in tl.static_range(V):
+                    step = position + (V - 1 - k if DESCENDING else k)
+                    at_first = step == (0 if DESCENDING else T - 1)
+                    alone = alone + (tl.where(at_first, initial, h[k + 1]),)
+                h = alone
             for k in tl.static_range(V):
                 d_gate = d_tokens[k] * h[k + 1]
                 if LOG:

@@ -28,7 +28,7 @@ from scan.kernels.columns import (
 from scan.kernels.exchange import carries_in, own_turn
 from scan.kernels.rows import own_rows, row_offset, steps_behind
 from scan.kernels.strips import compose_strips, enter_strips, of_tile
-from scan.kernels.tiles import exponentials
+from scan.kernels.tiles import exponentials, gradients_from, group_map, group_map_backward, states_from
 
 
 @triton.jit
@@ -37,65 +37,15 @@ def enter_both(map_ahead, map_back, exchange, WINDOW: tl.constexpr, ONE_WARP: tl
 
     Rows begin and end with a state of zero; of rows that programs share (WINDOW), what other tiles hold comes in.
     """
-    within, strips, whole = compose_strips(map_ahead[0], map_ahead[1])
-    within_back, strips_back, whole_back = compose_strips(map_back[0], map_back[1], True, ONE_WARP)
+    within, strips, whole = compose_strips(map_ahead[0], map_ahead[1], False)
+    within_back, strips_back, whole_back = compose_strips(map_back[0], map_back[1], False, True, ONE_WARP)
     before = tl.zeros([map_ahead[0].shape[0], 1], map_ahead[0].dtype)
     behind = before
     if WINDOW > 0:
         of_row = of_tile(whole[0]), of_tile(whole[1]), of_tile(whole_back[1], True, ONE_WARP)
         before, behind = carries_in(of_row[0], of_row[1], of_row[2], exchange, WINDOW)
-    ahead = enter_strips(within, strips, before)
-    return ahead, enter_strips(within_back, strips_back, behind, True, ONE_WARP)
-
-
-@triton.jit
-def group_maps(g, x, V: tl.constexpr, BACK: tl.constexpr, WINDOW: tl.constexpr):
-    """The map of each group, from its last step on if BACK. Columns are in time order."""
-    g, x = in_scan_order(g, V, BACK), in_scan_order(x, V, BACK)
-    state = x[0]
-    if WINDOW > 0:
-        # No other gate is missing in the state: one that is not finite shows there, however the map is composed.
-        state = g[0] * 0.0 + x[0]
-    gate = g[0]
-    for k in tl.static_range(1, V):
-        state = g[k] * state + x[k]
-        gate = gate * g[k]
-    return gate, state
-
-
-@triton.jit
-def states_from(h, g, x, V: tl.constexpr, BACK: tl.constexpr):
-    """States of a tile from those before its groups; columns in time order."""
-    g, x = in_scan_order(g, V, BACK), in_scan_order(x, V, BACK)
-    states = ()
-    for k in tl.static_range(V):
-        h = g[k] * h + x[k]
-        states = states + (h,)
-    return in_scan_order(states, V, BACK)
-
-
-@triton.jit
-def group_maps_backward(g, d, V: tl.constexpr, BACK: tl.constexpr):
-    """The map of each group for what flows through it, from its last step on if BACK. Columns are in time order."""
-    g, d = in_scan_order(g, V, BACK), in_scan_order(d, V, BACK)
-    gate = g[0]
-    d_x = d[0]
-    for k in tl.static_range(1, V):
-        d_x = g[k - 1] * d_x + d[k]
-        gate = gate * g[k]
-    return gate, g[V - 1] * d_x
-
-
-@triton.jit
-def gradients_from(u, g, d, V: tl.constexpr, BACK: tl.constexpr):
-    """Gradients of the tokens of a tile from what flows into its groups; columns in time order."""
-    g, d = in_scan_order(g, V, BACK), in_scan_order(d, V, BACK)
-    d_tokens = ()
-    for k in tl.static_range(V):
-        d_x = u + d[k]
-        u = g[k] * d_x
-        d_tokens = d_tokens + (d_x,)
-    return in_scan_order(d_tokens, V, BACK)
+    ahead = enter_strips(within, strips, before, False)
+    return ahead, enter_strips(within_back, strips_back, behind, False, True, ONE_WARP)
 
 
 @triton.jit
@@ -130,7 +80,7 @@ def load_whole(pointer, base, stride, tile, other, V: tl.constexpr, VECTOR: tl.c
     """
     group, phase, where = tile
     dtype: tl.constexpr = pointer.dtype.element_ty if HOLD else STATE
-    row = place(pointer, base, stride, group, phase, V, VECTOR)
+    row = place(pointer, base, stride, group, phase, V, VECTOR, False)
     columns = load_columns(row, where, other, 0.0, V, VECTOR, EVEN, WHOLE, False, dtype)
     if not EVEN:
         columns = own_columns(row, where, columns, other, V, VECTOR, False, dtype)
@@ -152,11 +102,28 @@ def load_next(pointer, base, stride, step, T, rows, V: tl.constexpr, STATE: tl.c
 
 
 @triton.jit
+def load_met(states, tile, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
+             HOLD: tl.constexpr, STATE: tl.constexpr):
+    """The states of either direction, each followed by those that it met before the first step of each group.
+
+    `states` is both tensors, the offset of step 0 of each row, and a stride.
+    """
+    ahead_ptr, back_ptr, base, stride = states
+    _, _, where = tile
+    _, position, T, rows, _ = where
+    before = load_next(ahead_ptr, base, stride, position - 1, T, rows, V, STATE)
+    ahead = load_whole(ahead_ptr, base, stride, tile, 0.0, V, VECTOR, EVEN, WHOLE, HOLD, STATE)
+    behind = load_next(back_ptr, base, stride, position + V, T, rows, V, STATE)
+    back = load_whole(back_ptr, base, stride, tile, 0.0, V, VECTOR, EVEN, WHOLE, HOLD, STATE)
+    return ahead, before, back, behind
+
+
+@triton.jit
 def store_whole(pointer, base, stride, tile, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
                 WHOLE: tl.constexpr):
     """Writes what `load_whole` reads."""
     group, phase, where = tile
-    row = place(pointer, base, stride, group, phase, V, VECTOR)
+    row = place(pointer, base, stride, group, phase, V, VECTOR, False)
     store_columns(row, where, True, columns, V, VECTOR, EVEN, WHOLE, False)
 
 
@@ -203,15 +170,17 @@ def forward_shared(
     g = load_whole(gates_ptr, gates_base, gates_t, own, none, V, GATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
     x = load_whole(tokens_ptr, tokens_base, tokens_t, own, 0.0, V, TOKENS_VECTOR, EVEN, WHOLE, HOLD, STATE)
     if HOLD:
-        g_held, x_held = held(g, V), held(x, V)
+        g_held, x_held = held(g, V, False), held(x, V, False)
     g, x = exponentials(in_state_dtype(g, V, STATE), V, LOG), in_state_dtype(x, V, STATE)
-    map_ahead, map_back = group_maps(g, x, V, False, WINDOW), group_maps(g, x, V, True, WINDOW)
+    map_ahead = group_map(g, x, V, WINDOW)
+    map_back = group_map(in_scan_order(g, V, True), in_scan_order(x, V, True), V, WINDOW)
     before, behind = enter_both(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
     if HOLD:
         nothing = tl.minimum(T, 0).to(tl.uint32)
-        g = exponentials(taken_up(g_held, nothing, V, gates_ptr.dtype.element_ty, STATE), V, LOG)
-        x = taken_up(x_held, nothing, V, tokens_ptr.dtype.element_ty, STATE)
-    ahead, back = states_from(before, g, x, V, False), states_from(behind, g, x, V, True)
+        g = exponentials(taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty, STATE), V, LOG)
+        x = taken_up(x_held, nothing, V, False, tokens_ptr.dtype.element_ty, STATE)
+    ahead = states_from(before, g, x, V)
+    back = in_scan_order(states_from(behind, in_scan_order(g, V, True), in_scan_order(x, V, True), V), V, True)
     if states_ptr is not None:
         store_whole(states_ptr, states_base, states_t, own, ahead, V, STATES_VECTOR, EVEN, WHOLE)
         store_whole(states_reverse_ptr, states_base, states_t, own, back, V, STATES_VECTOR, EVEN, WHOLE)
@@ -279,41 +248,46 @@ def backward_shared(
         d_reverse = load_whole(
             d_states_reverse_ptr, d_states_base, d_states_t, own, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
         )
+    states = (states_ptr, states_reverse_ptr, states_base, states_t)
     if d_gates_ptr is not None:
-        # Each direction met the states of a group after one of the neighbouring group.
-        h_next = load_next(states_ptr, states_base, states_t, position - 1, T, rows, V, STATE)
-        h = load_whole(states_ptr, states_base, states_t, own, 0.0, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
-        h_reverse_next = load_next(states_reverse_ptr, states_base, states_t, position + V, T, rows, V, STATE)
-        h_reverse = load_whole(
-            states_reverse_ptr, states_base, states_t, own, 0.0, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
-        )
+        if WINDOW == 0:
+            met = load_met(states, own, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
     if HOLD:
-        g_held, d_held, d_reverse_held = held(g, V), held(d, V), held(d_reverse, V)
+        g_held, d_held, d_reverse_held = held(g, V, False), held(d, V, False), held(d_reverse, V, False)
         if d_gates_ptr is not None:
-            h_held, h_reverse_held = held(h, V), held(h_reverse, V)
+            if WINDOW == 0:
+                h_held, h_reverse_held = held(met[0], V, False), held(met[2], V, False)
     g = exponentials(in_state_dtype(g, V, STATE), V, LOG)
     d, d_reverse = in_state_dtype(d, V, STATE), in_state_dtype(d_reverse, V, STATE)
     # What flows back through a direction meets the steps in the other one.
-    map_ahead, map_back = group_maps_backward(g, d, V, True), group_maps_backward(g, d_reverse, V, False)
+    map_ahead = group_map_backward(in_scan_order(g, V, True), in_scan_order(d, V, True), V)
+    map_back = group_map_backward(g, d_reverse, V)
     before, behind = enter_both(map_back, map_ahead, exchange, WINDOW, ONE_WARP)
+    if d_gates_ptr is not None:
+        if WINDOW > 0:
+            # Read after what a program waits for, so that meanwhile there is room for more programs.
+            met = load_met(states, own, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
     if HOLD:
         nothing = tl.minimum(T, 0).to(tl.uint32)
-        g = exponentials(taken_up(g_held, nothing, V, gates_ptr.dtype.element_ty, STATE), V, LOG)
-        d = taken_up(d_held, nothing, V, d_states_ptr.dtype.element_ty, STATE)
-        d_reverse = taken_up(d_reverse_held, nothing, V, d_states_ptr.dtype.element_ty, STATE)
-        if d_gates_ptr is not None:
-            h = taken_up(h_held, nothing, V, states_ptr.dtype.element_ty, STATE)
-            h_reverse = taken_up(h_reverse_held, nothing, V, states_ptr.dtype.element_ty, STATE)
-    elif d_gates_ptr is not None:
-        h, h_reverse = in_state_dtype(h, V, STATE), in_state_dtype(h_reverse, V, STATE)
-    ahead, back = gradients_from(behind, g, d, V, True), gradients_from(before, g, d_reverse, V, False)
+        g = exponentials(taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty, STATE), V, LOG)
+        d = taken_up(d_held, nothing, V, False, d_states_ptr.dtype.element_ty, STATE)
+        d_reverse = taken_up(d_reverse_held, nothing, V, False, d_states_ptr.dtype.element_ty, STATE)
+    if d_gates_ptr is not None:
+        if HOLD and WINDOW == 0:
+            h = taken_up(h_held, nothing, V, False, states_ptr.dtype.element_ty, STATE)
+            h_reverse = taken_up(h_reverse_held, nothing, V, False, states_ptr.dtype.element_ty, STATE)
+        else:
+            h, h_reverse = in_state_dtype(met[0], V, STATE), in_state_dtype(met[2], V, STATE)
+    ahead, _ = gradients_from(behind, in_scan_order(g, V, True), in_scan_order(d, V, True), V)
+    ahead = in_scan_order(ahead, V, True)
+    back, _ = gradients_from(before, g, d_reverse, V)
     if d_tokens_ptr is not None:
         added = ()
         for k in tl.static_range(V):
             added = added + (ahead[k] + back[k],)
         store_whole(d_tokens_ptr, d_tokens_base, d_tokens_t, own, added, V, D_TOKENS_VECTOR, EVEN, WHOLE)
     if d_gates_ptr is not None:
-        h, h_reverse = (h_next,) + h, h_reverse + (h_reverse_next,)
+        h, h_reverse = (met[1],) + h, h_reverse + (met[3],)
         d_gates = ()
         for k in tl.static_range(V):
             d_gate = ahead[k] * h[k] + back[k] * h_reverse[k + 1]

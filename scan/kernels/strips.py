@@ -10,7 +10,7 @@ Groups are `[R, S, L]` here, L groups of S strips; where there is one strip, `[R
 import triton
 import triton.language as tl
 
-from scan.kernels.maps import compose, compose_both
+from scan.kernels.maps import compose, compose_both, compose_resets, compose_resets_both, enter
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def strips_reversed(value):
 
 
 @triton.jit
-def compose_strips(gate, state, BACK: tl.constexpr = False, ONE_WARP: tl.constexpr = False):
+def compose_strips(gate, state, RESETS: tl.constexpr, BACK: tl.constexpr = False, ONE_WARP: tl.constexpr = False):
     """Maps of groups `[R, N]` composed, from the last group on if BACK: pairs of a gate and a state.
 
     Those up to each group within its strip, lanes in scan order; those of all strips before; and up to each strip.
@@ -68,13 +68,19 @@ def compose_strips(gate, state, BACK: tl.constexpr = False, ONE_WARP: tl.constex
         gate, state = from_lane(gate, lane ^ last), from_lane(state, lane ^ last)
         if ONE_WARP:
             gate, state = strips_reversed(gate), strips_reversed(state)
-    gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose)
+    if RESETS:
+        gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose_resets)
+    else:
+        gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose)
     gate_of, state_of = from_lane(gate, lane | last), from_lane(state, lane | last)
     one, zero = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
     if len(gate.shape) == 3:
-        gate_of, state_of, one, zero = tl.associative_scan(
-            (gate_of, state_of, one, zero), 1, compose_both, reverse=BACK and not ONE_WARP
-        )
+        if RESETS:
+            gate_of, state_of, one, zero = tl.associative_scan((gate_of, state_of, one, zero), 1, compose_resets_both)
+        else:
+            gate_of, state_of, one, zero = tl.associative_scan(
+                (gate_of, state_of, one, zero), 1, compose_both, reverse=BACK and not ONE_WARP
+            )
     return (gate, state), (one, zero), (gate_of, state_of)
 
 
@@ -89,7 +95,8 @@ def of_tile(value, BACK: tl.constexpr = False, ONE_WARP: tl.constexpr = False):
 
 
 @triton.jit
-def enter_strips(within, before, carry, BACK: tl.constexpr = False, ONE_WARP: tl.constexpr = False):
+def enter_strips(within, before, carry, RESETS: tl.constexpr, BACK: tl.constexpr = False,
+                 ONE_WARP: tl.constexpr = False):
     """State before each group `[R, N]` from what `compose_strips` composed and the state before the tile.
 
     That is `[R, 1]` or, the same in every lane, `[R, L]`.
@@ -98,8 +105,12 @@ def enter_strips(within, before, carry, BACK: tl.constexpr = False, ONE_WARP: tl
     last: tl.constexpr = within[0].shape[-1] - 1
     if len(within[0].shape) == 3:
         carry = tl.expand_dims(carry, 1)
-    h = before[1] + before[0] * carry
-    after = within[1] + within[0] * h
+    if RESETS:
+        h = enter(before[0], before[1], carry)
+        after = enter(within[0], within[1], h)
+    else:
+        h = before[1] + before[0] * carry
+        after = within[1] + within[0] * h
     if BACK:
         h = tl.where(lane == last, h, from_lane(after, ((lane ^ last) - 1) & last))
         if ONE_WARP:

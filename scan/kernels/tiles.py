@@ -24,10 +24,10 @@ def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.
     RESETS: the tile has some; PACKED: others of its row may. STRIPS: maps are composed in strips, the same sooner.
     """
     if STRIPS:
-        within, before, whole = compose_strips(gate, state)
+        within, before, whole = compose_strips(gate, state, RESETS)
         if WINDOW > 0:
             carry = carry_in(of_tile(whole[0]), of_tile(whole[1]), carry, exchange, WINDOW, PACKED, AXIS)
-        return enter_strips(within, before, carry)
+        return enter_strips(within, before, carry, RESETS)
     else:
         one = tl.full(gate.shape, 1.0, gate.dtype)
         zero = tl.zeros(gate.shape, gate.dtype)
@@ -75,9 +75,8 @@ def exponentials(logs, V: tl.constexpr, LOG: tl.constexpr):
 
 
 @triton.jit
-def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr,
-              STRIPS: tl.constexpr, AXIS: tl.constexpr = 1):
-    """States of a tile in scan order, from the state before it `[R, 1]`; the last column is those after each group."""
+def group_map(g, x, V: tl.constexpr, WINDOW: tl.constexpr):
+    """The map of each group `[R, N]`: the product of its gates, and its last state from zero."""
     state = x[0]
     if WINDOW > 0:
         # No other gate is missing in the state: one that is not finite shows there, however the map is composed.
@@ -86,7 +85,12 @@ def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACK
     for k in tl.static_range(1, V):
         state = g[k] * state + x[k]
         gate = gate * g[k]
-    h = enter_groups(gate, state, carry, exchange, WINDOW, PACKED, False, STRIPS, AXIS)
+    return gate, state
+
+
+@triton.jit
+def states_from(h, g, x, V: tl.constexpr):
+    """States of the groups from those before them."""
     states = ()
     for k in tl.static_range(V):
         h = g[k] * h + x[k]
@@ -96,15 +100,15 @@ def scan_tile(g, x, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, PACK
 
 @triton.jit
 def scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V: tl.constexpr, WINDOW: tl.constexpr,
-                     AXIS: tl.constexpr = 1):
-    """`scan_tile` where sequences begin: `before` are the states before their `first` steps."""
+                     STRIPS: tl.constexpr, AXIS: tl.constexpr):
+    """States of a tile from the state before it `[R, 1]`; `before` are those before the `first` steps of sequences."""
     state = g[0] * (0.0 if before is None else tl.where(first[0], before[0], 0.0)) + x[0]
     gate = g[0]
     for k in tl.static_range(1, V):
         state = g[k] * tl.where(first[k], 0.0 if before is None else before[k], state) + x[k]
         gate = gate * g[k]
     mark = tl.where(first_bits != 0, float("nan"), gate)
-    h = enter_groups(mark, state, carry, exchange, WINDOW, True, True, False, AXIS)
+    h = enter_groups(mark, state, carry, exchange, WINDOW, True, True, STRIPS, AXIS)
     states = ()
     for k in tl.static_range(V):
         h = g[k] * tl.where(first[k], 0.0 if before is None else before[k], h) + x[k]
@@ -113,15 +117,19 @@ def scan_packed_tile(g, x, carry, exchange, first_bits, first, before, V: tl.con
 
 
 @triton.jit
-def scan_tile_backward(g, d, carry, exchange, V: tl.constexpr, WINDOW: tl.constexpr, STRIPS: tl.constexpr,
-                       AXIS: tl.constexpr = 1):
-    """Gradients of tokens of a tile in scan order, and what flows out of each group, from what flows into the tile."""
+def group_map_backward(g, d, V: tl.constexpr):
+    """The map of each group `[R, N]` for what flows through it: the product of its gates, and what flows out alone."""
     gate = g[0]
     d_x = d[0]
     for k in tl.static_range(1, V):
         d_x = g[k - 1] * d_x + d[k]
         gate = gate * g[k]
-    u = enter_groups(gate, g[V - 1] * d_x, carry, exchange, WINDOW, False, False, STRIPS, AXIS)
+    return gate, g[V - 1] * d_x
+
+
+@triton.jit
+def gradients_from(u, g, d, V: tl.constexpr):
+    """Gradients of the tokens of the groups from what flows into them, and what flows out of each."""
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = u + d[k]
@@ -132,15 +140,15 @@ def scan_tile_backward(g, d, carry, exchange, V: tl.constexpr, WINDOW: tl.conste
 
 @triton.jit
 def scan_packed_tile_backward(g, d, carry, exchange, first_bits, first, begin, V: tl.constexpr, WINDOW: tl.constexpr,
-                              AXIS: tl.constexpr = 1):
-    """`scan_tile_backward` where sequences are entered: `begin` are the gradients at their `first` steps."""
+                              STRIPS: tl.constexpr, AXIS: tl.constexpr):
+    """`gradients_from` with the scan before it; `begin` are the gradients at the `first` steps of sequences."""
     gate = g[0]
     d_x = begin[0]
     for k in tl.static_range(1, V):
         d_x = tl.where(first[k], begin[k], g[k - 1] * d_x + d[k])
         gate = gate * g[k]
     mark = tl.where(first_bits != 0, float("nan"), gate)
-    u = enter_groups(mark, g[V - 1] * d_x, carry, exchange, WINDOW, True, True, False, AXIS)
+    u = enter_groups(mark, g[V - 1] * d_x, carry, exchange, WINDOW, True, True, STRIPS, AXIS)
     d_tokens = ()
     for k in tl.static_range(V):
         d_x = tl.where(first[k], begin[k], u + d[k])

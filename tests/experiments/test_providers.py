@@ -147,9 +147,9 @@ def test_ours_says_which_strategy_tuning_picks(dim: int, strategy: str) -> None:
 
 
 def test_ours_says_what_tuning_picks_for_packed_sequences() -> None:
-    packed = replace(CASE, mode="forward", lengths="16x1024", T=16384)
+    packed = replace(CASE, mode="forward", dtype="bfloat16", lengths="16x1024", T=16384)
     detail = provider("ours").detail(packed, "cuda")
-    expected = tuning.time_contiguous(16384, 4, backward=False, packed=True, n_sequences=16)
+    expected = tuning.time_contiguous(16384, 2, backward=False, packed=True, n_sequences=16)
     assert detail["configuration"] == {"forward": expected._asdict()}
     assert detail != provider("ours").detail(replace(packed, lengths=""), "cuda")
 

@@ -127,9 +127,9 @@ def _tiles(shared: bool) -> AbstractContextManager[None]:
         if not shared:
             return tuning.Tile(1, 256, 16 // itemsize, 4)
         if INTERPRETING:
-            return tuning.Tile(1, 8, 16 // itemsize, 1, window=4)
-        # What tuning chooses for few rows, were they as long as that takes and as ragged as they are.
-        return _chosen(2**15 + T % 2**15, itemsize, **known | {"n_rows": 1})
+            return tuning.Tile(1, 8, 16 // itemsize, 1, window=4, run=1 + T % 3)
+        # What tuning chooses for few rows, were they as long as that takes and as ragged as they are; in runs too.
+        return _chosen(2**15 + T % 2**15, itemsize, **known | {"n_rows": 1})._replace(run=(1, 16, 64)[T % 3])
 
     def channels(T: int, C: int, itemsize: int, **_: Any) -> tuning.Tile:
         if INTERPRETING:

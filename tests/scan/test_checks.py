@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from scan import checks, linear_scan
+from scan import checks, linear_scan, linear_scan_bidirectional, scan_bidirectional_branched
 from scan.packing import (
     cu_seqlens_to_lengths,
     get_grid,
@@ -40,6 +40,109 @@ def _offsets(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
 
 
 COMPLAINTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "complex gates of 32 bits": (
+        lambda: _scan(gates=torch.ones(2, 3, 10, dtype=torch.complex32)),
+        TypeError,
+        f"gates must be {DTYPES}, but came as torch.complex32: convert it, for example with gates.to(torch.complex64).",
+    ),
+    "no dim": (
+        lambda: _scan(dim=None),  # type: ignore[arg-type]
+        ValueError,
+        "dim must be -1 (time last, [..., T]) or -2 (time before channels, [..., T, C]), but came as None: "
+        "pass one of the two.",
+    ),
+    "a sparse state": (
+        lambda: _scan(initial_state=torch.ones(2, 3).to_sparse()),
+        TypeError,
+        "initial_state must be a dense tensor, but came as a torch.sparse_coo one: "
+        "convert it with to_dense, or pack sequences along time and pass cu_seqlens.",
+    ),
+    "sparse offsets": (
+        lambda: _scan(cu_seqlens=_offsets(0, 4).to_sparse()),
+        TypeError,
+        "cu_seqlens must be a dense tensor, but came as a torch.sparse_coo one: "
+        "convert it with to_dense, or pack sequences along time and pass cu_seqlens.",
+    ),
+    "offsets without values": (
+        lambda: linear_scan(
+            torch.ones(1, 4, device="meta"), torch.ones(1, 4, device="meta"), cu_seqlens=_offsets(0, 4).to("meta")
+        ),
+        RuntimeError,
+        "cu_seqlens must hold values where packed sequences are scanned, but came on the meta device: "
+        "pack on a real device, or trace with FakeTensorMode or torch.export.",
+    ),
+    "a trace that would keep the offsets": (
+        lambda: torch.jit.trace(
+            lambda x, cu_seqlens: linear_scan(x, x, cu_seqlens=cu_seqlens).states, (torch.ones(1, 4), _offsets(0, 4))
+        ),
+        RuntimeError,
+        "expected packed sequences in torch.export or torch.compile, but torch.jit.trace would keep the offsets of "
+        "this call for every later one: export the module instead.",
+    ),
+    "integer gates of the reverse branch": (
+        lambda: linear_scan_bidirectional(torch.ones(1, 4), torch.ones(1, 4), torch.ones(1, 4, dtype=torch.int64)),
+        TypeError,
+        f"gates_reverse must be {DTYPES}, but came as torch.int64: convert it, for example with gates_reverse.float().",
+    ),
+    "a state of the reverse branch of another shape": (
+        lambda: linear_scan_bidirectional(torch.ones(1, 4), torch.ones(1, 4), initial_state_reverse=torch.ones(2)),
+        ValueError,
+        "initial_state_reverse must have the shape of tokens_reverse without the time axis, (1,), but came as (2,): "
+        "expand or reshape it to that shape.",
+    ),
+    "shorter gates of the second branch": (
+        lambda: scan_bidirectional_branched(torch.ones(1, 4), torch.ones(1, 4), torch.ones(1, 3), torch.ones(1, 4)),
+        ValueError,
+        "gates_bwd and tokens_bwd must have the same shape, but came as (1, 3) and (1, 4): broadcast one with "
+        "gates_bwd.expand_as(tokens_bwd) or tokens_bwd.expand_as(gates_bwd), which copies nothing.",
+    ),
+    "a longest that is no number": (
+        lambda: checks.check_offsets(_offsets(0, 3), 3, "3"),  # type: ignore[arg-type]
+        ValueError,
+        "longest must be an int of at least 0, but came as '3': count it before the call.",
+    ),
+    "lengths that are no integers": (
+        lambda: lengths_to_cu_seqlens([1.9, 2.9]),  # type: ignore[list-item]
+        TypeError,
+        "lengths must be int32 or int64, but came as torch.float32: convert them with lengths.long().",
+    ),
+    "lengths that are no numbers": (
+        lambda: lengths_to_cu_seqlens("abc"),  # type: ignore[arg-type]
+        TypeError,
+        "lengths must be a torch.Tensor or a list of integers, but came as str: pass one integer for each sequence.",
+    ),
+    "lengths that add up to too much": (
+        lambda: lengths_to_cu_seqlens(_offsets(2**31 - 1, 2)),
+        ValueError,
+        "lengths must add up to what torch.int32 holds, but add up to 2147483649: convert them with lengths.long().",
+    ),
+    "lengths of offsets that decrease": (
+        lambda: cu_seqlens_to_lengths(_offsets(0, 5, 2)),
+        ValueError,
+        "cu_seqlens must not decrease, but goes from 5 to 2 at entry 2: "
+        "build it from the lengths with lengths_to_cu_seqlens.",
+    ),
+    "a shift in no direction": (
+        lambda: shift_pad(torch.ones(1, 2), _offsets(0, 2), 0.0, "no"),  # type: ignore[arg-type]
+        TypeError,
+        "backward must be True or False, but came as 'no': pass backward=True or backward=False.",
+    ),
+    "a pad that is no number": (
+        lambda: shift_pad(torch.ones(1, 2), _offsets(0, 2), "x"),  # type: ignore[arg-type]
+        TypeError,
+        "pad_value must be a number that torch.float32 holds, but came as 'x': pass another one, or convert data.",
+    ),
+    "a pad that data cannot hold": (
+        lambda: shift_pad(torch.ones(1, 2, dtype=torch.int64), _offsets(0, 2), 1.5),
+        TypeError,
+        "pad_value must be a number that torch.int64 holds, but came as 1.5: pass another one, or convert data.",
+    ),
+    "sparse data": (
+        lambda: shift_pad(torch.ones(1, 2).to_sparse(), _offsets(0, 2)),
+        TypeError,
+        "data must be a dense tensor, but came as a torch.sparse_coo one: "
+        "convert it with to_dense, or pack sequences along time and pass cu_seqlens.",
+    ),
     "gates in a list": (
         lambda: _scan(gates=[1.0]),
         TypeError,
@@ -247,7 +350,7 @@ COMPLAINTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: _scan(dim=-1.0),
         ValueError,
         "dim must be -1 (time last, [..., T]) or -2 (time before channels, [..., T, C]), but came as -1.0: "
-        "move the time axis there, for example with tokens.movedim(-1.0, -1).",
+        "pass one of the two.",
     ),
     "sparse gates": (
         lambda: _scan(gates=torch.ones(ROWS, CHANNELS, TIME).to_sparse()),

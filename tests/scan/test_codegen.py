@@ -146,8 +146,9 @@ class Kernel(NamedTuple):
 
     @property
     def in_strips(self) -> bool:
-        """Whether groups are scanned in strips of 32: of one row that is not packed, where one warp holds a tile."""
-        return self.dim == -1 and self.tile.rows == self.tile.num_warps == 1 and not self.sequences
+        """Whether groups are scanned in strips of 32: of one row, where one warp holds a tile and walks none packed."""
+        one_row = self.dim == -1 and self.tile.rows == self.tile.num_warps == 1
+        return one_row and (not self.sequences or self.tile.window > 0)
 
     @property
     def variants(self) -> int:

@@ -79,7 +79,8 @@ class Kernel(NamedTuple):
 
     @property
     def tile(self) -> tuning.Tile:
-        tile = tuning.shared(self.T, self.dtype.itemsize, backward=self.backward, even=self.even)
+        added = self.form == "backward of a sum"
+        tile = tuning.shared(self.T, self.dtype.itemsize, backward=self.backward, even=self.even, added=added)
         assert tile is not None
         return tile
 
@@ -263,17 +264,24 @@ def test_every_configuration_is_compiled() -> None:
     compiled = {(k.backward, k.dtype, k.even, k.tile) for k in KERNELS}
     chosen = {
         (backward, dtype, even, tile)
-        for backward, dtype, even in itertools.product((False, True), DTYPES, (False, True))
+        for backward, dtype, even, added in itertools.product((False, True), DTYPES, (False, True), (False, True))
         for T in range(1, LONGEST_SHARED + 9)
-        if (tile := tuning.shared(T, dtype.itemsize, backward=backward, even=even)) is not None
+        if (tile := tuning.shared(T, dtype.itemsize, backward=backward, even=even, added=added)) is not None
     }
     assert chosen == compiled
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
-@pytest.mark.parametrize(("T", "C"), [(10_000, 192), (16_384, 192), (65_536, 192), (65_536, 352)])
-def test_long_rows_take_the_buffers_of_one_direction(T: int, C: int, dtype: torch.dtype) -> None:
-    x = torch.empty(2, C, T, dtype=dtype)
+@pytest.mark.parametrize(
+    ("T", "dtype"),
+    [
+        (8192, torch.float32),
+        *itertools.product((10_000, 65_528), DTYPES),
+        (16_384, torch.bfloat16),
+        (65_536, torch.bfloat16),
+    ],
+)
+def test_long_rows_take_the_buffers_of_one_direction(T: int, dtype: torch.dtype) -> None:
+    x = torch.empty(2, 192, T, dtype=dtype)
     calls = [lambda r=r: launch.forward(x, x, None, None, -1, r, False, False) for r in (False, True)]
     calls.append(lambda: launch.forward_both((x, x, None), (x, x, None), None, -1, False, False))
     ahead, back, either = (code_of("sm_90", call)[-1] for call in calls)
@@ -284,6 +292,21 @@ def test_long_rows_take_the_buffers_of_one_direction(T: int, C: int, dtype: torc
     # A few registers more, or as many programs on a multiprocessor still, where shared memory has room for no more.
     few = either.registers <= max(ahead.registers, back.registers) + 8
     assert few or _programs(either) == _programs(back) == _programs(ahead) == SHARED["sm_90"] // (either.shared + 1024)
+
+
+@pytest.mark.parametrize(("T", "kernel"), [(16_384, "forward"), (65_536, "forward"), (8192, "backward")])
+def test_rows_in_runs_are_a_launch_for_each_direction(T: int, kernel: str) -> None:
+    x = torch.empty(2, 192, T)
+    saved, needs = (x, x, None, x, None), (True, True, False)
+
+    def forward() -> None:
+        launch.forward_both((x, x, None), (x, x, None), None, -1, False, False)
+
+    def backward() -> None:
+        launch.backward_both(saved, saved, None, x.dtype, -1, False, (needs, needs))
+
+    codes = code_of("sm_90", forward if kernel == "forward" else backward)
+    assert [code.name for code in codes] == [kernel, kernel]
 
 
 def _programs(code: Code) -> int:

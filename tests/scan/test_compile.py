@@ -337,6 +337,22 @@ def test_opcheck_of_a_partial_gradient(needs: tuple[bool, ...], contract_device:
     opcheck(torch.ops.linear_scan.scan_backward.default, (*backward[:-3], *needs))
 
 
+@pytest.mark.parametrize(
+    "case", grid(T=(6,), rows=((2, 3),), dim=(-1, -2), lengths=(None, (2, 0, 3)), initial=(True,)), ids=str
+)
+def test_opcheck_of_a_state_with_other_strides(case: Case, contract_device: torch.device) -> None:
+    forward, backward = _operands(case, contract_device)
+
+    def turned(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        gates, x, state, *rest = arguments
+        swapped = state.detach().mT.contiguous().mT.requires_grad_(state.requires_grad)
+        assert swapped.stride() != state.stride()
+        return gates, x, swapped, *rest
+
+    opcheck(torch.ops.linear_scan.scan.default, turned(forward))
+    opcheck(torch.ops.linear_scan.scan_backward.default, turned(backward))
+
+
 @every_setting
 def test_the_operator_is_the_function(case: Case, contract_device: torch.device) -> None:
     gates, tokens, initial = arguments(case, contract_device)

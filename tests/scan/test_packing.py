@@ -217,6 +217,16 @@ def test_shift_pad_compiles_without_a_graph_break() -> None:
     assert torch.equal(compiled(data, cu_seqlens), shift_pad(data, cu_seqlens))
 
 
+@pytest.mark.parametrize("offsets", [[0, 9], [1, 3], [0, 4, 2, 6], [-1, 6]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_what_a_trace_cannot_read_becomes_nan(offsets: list[int], dtype: torch.dtype) -> None:
+    data, cu_seqlens = torch.ones(2, 6, dtype=dtype), torch.tensor(offsets)
+    shift = torch.compile(shift_pad, fullgraph=True, backend="aot_eager")
+    assert shift(data, cu_seqlens).isnan().all()
+    good = torch.tensor([0, 4, 6])
+    assert torch.equal(shift(data, good), shift_pad(data, good))
+
+
 def test_grids() -> None:
     assert get_grid(no_seq=4, max_seqlen=257, chunk_size=64, no_channels=6) == (3, 8, 6)
     assert get_grid(2, 128, 128, 4) == (1, 1, 4)

@@ -25,25 +25,25 @@ GROUPS = 8  # of a tile: 128 bytes of a row, from where on groups are counted in
 
 
 def _share(
-    monkeypatch: pytest.MonkeyPatch, window: int, groups: int = GROUPS, num_warps: int = 1
+    monkeypatch: pytest.MonkeyPatch, window: int, groups: int = GROUPS, num_warps: int = 1, run: int = 1
 ) -> list[launch.Launch]:
-    """Lets programs share rows in tiles of `groups` and windows of `window`; the launches made from then on.
+    """Lets programs share rows in tiles of `groups`, windows of `window` and runs; the launches made from then on.
 
     In tiles of one warp maps are composed in strips, and kept in all lanes.
     """
 
     def rows(T: int, itemsize: int, **_: object) -> tuning.Tile:
-        return tuning.Tile(1, groups, 16 // itemsize, num_warps, window=window)
+        return tuning.Tile(1, groups, 16 // itemsize, num_warps, window=window, run=run)
 
     def channels(T: int, C: int, itemsize: int, **_: object) -> tuning.Tile:
-        return tuning.Tile(2, groups, 4, 4, window=window)
+        return tuning.Tile(2, groups, 4, 4, window=window, run=run)
 
     made: list[launch.Launch] = []
-    run = launch._run
+    launches = launch._run
 
     def noted(key: object, pointers: tuple[Tensor | None, ...], launched: launch.Launch) -> None:
         made.append(launched)
-        run(key, pointers, launched)
+        launches(key, pointers, launched)
 
     monkeypatch.setattr(tuning, "time_contiguous", rows)
     monkeypatch.setattr(tuning, "channels_last", channels)
@@ -97,6 +97,38 @@ def test_around_tiles_and_windows_of_two(
     case = _around(dataclasses.replace(case, rows=(2,) if case.dim == -1 else (3,)), tiles, more, packed)
     check(case, kernel_device)
     _assert_shared(made, case)
+
+
+# As long as a window, longer, and not a part of it; longer than a row.
+@pytest.mark.parametrize("run_of", [2, 3, 16])
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+@pytest.mark.parametrize("case", grid(T=(0,), rows=((2, 3),), initial=(True,), **BOTH), ids=str)
+def test_runs_of_tiles(
+    case: Case, packed: bool, run_of: int, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _share(monkeypatch, 2, run=run_of)
+    case = _around(case, 7, 5, packed)
+    check(case, kernel_device)
+    _assert_shared(made, case)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tiles", "run_of"), [(1, 1, 1), (5, 7, 1), (5, 7, 3), (5, 6, 3), (4, 3, 16), (1, 9, 4)]
+)
+def test_a_program_has_the_tile_that_its_number_says(
+    blocks: int, tiles: int, run_of: int, kernel_device: torch.device
+) -> None:
+    from tests.scan.own_tile import own_tile
+
+    taken = torch.full((blocks * tiles, 2), -1, dtype=torch.int32, device=kernel_device)
+    own_tile[(blocks * tiles,)](None, taken, tiles, RUN=run_of)
+    order = [tuple(pair) for pair in taken.tolist()]
+    # Each tile once, and the tiles of a row in their order: a program waits for smaller numbers.
+    assert sorted(order) == list(itertools.product(range(blocks), range(tiles)))
+    assert all([tile for block, tile in order if block == each] == list(range(tiles)) for each in range(blocks))
+    # A run is that of one row.
+    runs = [order[at : at + run_of] for at in range(0, blocks * (tiles // run_of) * run_of, run_of)]
+    assert all(len({block for block, _ in one}) == 1 for one in runs)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])

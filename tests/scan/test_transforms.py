@@ -196,6 +196,49 @@ def test_tangents_have_the_dtype_of_states(public: Any, dtype: torch.dtype, cont
         assert torch.equal(forward_ad.unpack_dual(dual).tangent, states_t)
 
 
+@pytest.mark.parametrize("offsets", [None, [0, 2, 5]], ids=["", "packed"])
+def test_tangents_of_final_states_where_the_initial_state_is_wider(
+    offsets: list[int] | None, contract_device: torch.device
+) -> None:
+    gates, tokens = torch.rand(2, 5, device=contract_device), torch.randn(2, 5, device=contract_device)
+    cu_seqlens = None if offsets is None else torch.tensor(offsets, device=contract_device)
+    state = torch.randn((2,) if offsets is None else (2, 2), dtype=torch.float64, device=contract_device)
+
+    def final(gates: Tensor) -> Tensor:
+        return linear_scan(gates, tokens, state, cu_seqlens=cu_seqlens).final_state
+
+    final_state, tangent = jvp(final, (gates,), (gates,))
+    assert final_state.dtype == tangent.dtype == torch.float32
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 2, 5]], ids=["", "packed"])
+def test_reverse_over_forward_of_a_real_state_and_complex_tokens(
+    offsets: list[int] | None, contract_device: torch.device
+) -> None:
+    gates, tokens = (
+        torch.rand(2, 5, device=contract_device),
+        torch.randn(2, 5, dtype=torch.complex64).to(contract_device),
+    )
+    cu_seqlens = None if offsets is None else torch.tensor(offsets, device=contract_device)
+    state = torch.randn((2,) if offsets is None else (2, 2)).to(contract_device)
+
+    def loop(gates: Tensor, tokens: Tensor, state: Tensor) -> Tensor:
+        h, states = state, []
+        for t in range(5):
+            if offsets is not None and t in offsets:
+                h = state[offsets.index(t)]
+            h = gates[:, t] * h + tokens[:, t]
+            states.append(h)
+        return torch.stack(states, -1)
+
+    def loss(scan: Callable[..., Tensor], state: Tensor) -> Tensor:
+        return jvp(scan, (gates, tokens, state), (gates, tokens, state))[1].abs().sum()
+
+    found = grad(lambda h: loss(lambda *inputs: linear_scan(*inputs, cu_seqlens=cu_seqlens).states, h))(state)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, grad(lambda h: loss(loop, h))(state))
+
+
 class _Layer(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

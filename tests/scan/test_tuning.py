@@ -63,10 +63,16 @@ def test_it_knows_nothing_but_its_arguments_and_tables() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
     }
-    assert called <= {"max", "min", "next", "get", "bit_length", "Tile", "_of_length", "_replace"}
+    assert called <= {"max", "min", "next", "get", "bit_length", "Tile", "_of_length", "_split", "_replace"}
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Global, ast.Nonlocal))]
     # Tables of lengths, and tiles, which are tuples too.
     assert TABLES and all(isinstance(table, tuple) for tables in TABLES.values() for table in tables.values())
+
+
+def _in_runs(T: int, itemsize: int, backward: bool, packed: bool) -> bool:
+    """Whether rows enough for a program each are shared all the same, in runs: long ones of whole tiles of 4 bytes."""
+    longer = 4096 if backward else 8192
+    return itemsize == 4 and T > longer and T % 1024 == 0 and not (packed and backward)
 
 
 @pytest.mark.parametrize("T", [16_385, 65_536, 100_003, 2**24])
@@ -76,55 +82,43 @@ def test_few_long_rows_are_shared_by_programs(T: int, itemsize: int, backward: b
     for packed in ({}, {"packed": True, "n_sequences": 64}):
         for n_rows in (1, 3, 64, 383):
             tile = tuning.time_contiguous(T, itemsize, backward=backward, n_rows=n_rows, **packed)
-            # A window of windows is one round: its tiles hold millions of steps.
-            assert tile.window == 128 and tile.stages == 1 and tile.width * itemsize == 16
-            assert tile.groups * tile.width * tile.window**2 >= 2**22
-            # A shorter row is walked, and so are rows enough.
-            for alone in ((tuning._LONG, n_rows), (T, 384), (T, 2**20)):
-                assert not tuning.time_contiguous(
-                    alone[0], itemsize, backward=backward, n_rows=alone[1], **packed
-                ).window
+            # Neighbouring programs have other rows; a window of windows holds half a million steps or more.
+            assert tile.window in (32, 64, 128) and tile.run == tile.stages == 1 and tile.width * itemsize == 16
+            assert tile.groups * tile.width * tile.window**2 >= 2**19
+            # A shorter row is not, and neither are rows enough.
+            for alone in ((16_384, n_rows), (T, 384), (T, 2**20)):
+                other = tuning.time_contiguous(alone[0], itemsize, backward=backward, n_rows=alone[1], **packed)
+                assert (other.run > 1) == (other.window > 0) == _in_runs(alone[0], itemsize, backward, bool(packed))
         # Who does not say how many rows there are has enough of them.
-        assert not tuning.time_contiguous(T, itemsize, backward=backward, **packed).window
+        enough = tuning.time_contiguous(T, itemsize, backward=backward, n_rows=384, **packed)
+        assert tuning.time_contiguous(T, itemsize, backward=backward, **packed) == enough
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 @pytest.mark.parametrize("backward", [False, True])
-def test_some_long_rows_have_tiles_of_which_all_rows_fit_at_once(itemsize: int, backward: bool) -> None:
-    some = (tuning._SOME_BACKWARD if backward else tuning._SOME_FORWARD)._replace(width=16 // itemsize)
-    assert (some.rows, some.window, some.registers) == (1, 0, None) and some.stages > 1
-    steps = some.groups * some.width
+def test_long_rows_of_whole_tiles_are_shared_in_runs(itemsize: int, backward: bool) -> None:
+    runs = tuning._RUNS_BACKWARD if backward else tuning._RUNS_FORWARD
+    # One warp holds a tile, and what it waits for is few words, of tiles that were begun right before.
+    assert (runs.rows, runs.num_warps, runs.stages, runs.steps) == (1, 1, 1, 1024) and runs.run <= runs.window
 
     def chosen(T: int, n_rows: int, **packed: int) -> tuning.Tile:
         return tuning.time_contiguous(T, itemsize, backward=backward, n_rows=n_rows, **packed)  # type: ignore[arg-type]
 
-    for T in (16_384 + steps, 65_536, 2**24):
-        for n_rows in (384, 512, 703):
-            # Of 2 bytes, tiles of many rows do as well.
-            assert chosen(T, n_rows) == (chosen(T, 2**20) if itemsize == 2 else some)
-            # A row that ends within a tile, or within a group, has tiles for that.
-            for ragged in (T - 1, T + some.width, T + steps // 2):
-                assert chosen(ragged, n_rows) == chosen(ragged, 2**20)
-                assert itemsize == 2 or chosen(ragged, n_rows) != some
-            # Packed rows have their own however many there are.
-            for n in (0, 1, 64):
-                assert chosen(T, n_rows, packed=True, n_sequences=n) == chosen(T, 2**20, packed=True, n_sequences=n)
-        # Fewer are shared by programs; of more no number tells, and who does not say has enough.
-        assert chosen(T, 383).window and not chosen(T, 384).window
-        enough = tuning.time_contiguous(T, itemsize, backward=backward)
-        assert enough == chosen(T, 704) == chosen(T, 2**20)
-        assert itemsize == 2 or enough != some
-    # Rows of no more than 16384 steps are few or many alike.
-    for T in (8192, 16_384 - steps, 16_384):
-        assert {chosen(T, n_rows) for n_rows in (1, 383, 384, 703)} == {chosen(T, 704)}
-    assert chosen(16_385, 384) == chosen(16_385, 704) and chosen(16_385, 383).window
+    for T, n_rows in itertools.product((4096, 5120, 8192, 9216, 16_384, 66_560, 2**24), (1, 383, 384, 12_288, 2**20)):
+        if n_rows < 384 and T > 16_384:
+            continue
+        assert (chosen(T, n_rows) == runs) == _in_runs(T, itemsize, backward, False)
+        assert (chosen(T, n_rows, packed=True, n_sequences=64) == runs) == _in_runs(T, itemsize, backward, True)
+        # A row that ends within a tile, or within a group, is walked.
+        for ragged in (T - 1, T + 4, T + 512):
+            assert chosen(ragged, n_rows).run == 1
 
 
 # The longest rows of one tile of both directions, by bytes and whether backward; shorter tiles have half as many steps
 # each, down to 128. Rows that begin or end within a group are held by tiles of 512 groups at most.
 SHARED_LONGEST = {(2, False): 8192, (2, True): 4096, (4, False): 4096, (4, True): 2048}
 # The longest of each tile of rows that programs share.
-SHARED_LONG = {(2, False): (2**17,), (2, True): (2**17,), (4, False): (2**13, 2**17), (4, True): (2**13, 2**15, 2**17)}
+SHARED_LONG = {(2, False): (2**17,), (2, True): (2**14, 2**17), (4, False): (2**13, 2**17), (4, True): (2**13, 2**17)}
 # The most steps that programs share.
 SHARED_MOST = 2**17
 
@@ -178,6 +172,19 @@ def test_both_directions_of_longer_rows_are_shared_by_programs(itemsize: int, ba
     # Of few rows either direction alone is split from the same length on.
     assert chosen(16_384, 1) == tile and chosen(16_385, 383) is None
     assert tuning.shared(16_384, itemsize, backward=backward, even=False) is None
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_backward_of_a_sum_has_fewer_registers_where_that_of_both_has_any(itemsize: int, backward: bool) -> None:
+    fewer = set()
+    for T in (*(2**power for power in range(5, 18)), 2**18):
+        tile, added = (tuning.shared(T, itemsize, backward=backward, even=True, added=each) for each in (False, True))
+        if added != tile:
+            assert tile is not None and added == tile._replace(registers=168)
+            assert tile.window and tile.registers is None
+            fewer.add(T)
+    assert fewer == ({2**power for power in range(14, 18)} if backward and itemsize == 4 else set())
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
