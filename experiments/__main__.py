@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from experiments import store
 from experiments.compose import CONF, settings_of
 from experiments.config import ConfigError
-from experiments.hardware import ROOT
 from experiments.supervise import claimed, supervise
 from experiments.sweep import FAILED, INTERRUPTED, UNUSABLE
 
@@ -48,7 +47,11 @@ def main(config: DictConfig) -> None:
 def _unwritable() -> str | None:
     """Why the folder of the records cannot be written; asked first, since Hydra would stop there with a traceback."""
     named = [word.removeprefix("outputs=") for word in sys.argv[1:] if word.startswith("outputs=")]
-    return store.unwritable(ROOT / named[-1]) if named and "," not in named[-1] else None
+    outputs = named[-1] if named else os.environ["SCAN_OUTPUTS"]
+    if outputs == "null":
+        # Hydra would make a folder of that name before settings are looked at.
+        return "outputs must be the path of a folder, got None."
+    return None if named and "," in outputs else store.unwritable(Path(outputs))
 
 
 if __name__ == "__main__":

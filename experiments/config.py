@@ -215,6 +215,13 @@ class Experiment:
                     raise ConfigError(f"{where}.{axis} is no axis; the axes are {', '.join(AXES)}.")
         tuples = {name: {axis: _as_tuple(each) for axis, each in block.items()} for name, block in self.also.items()}
         object.__setattr__(self, "also", tuples)
+        axes = {f"experiment.{axis}": getattr(self, axis) for axis in AXES}
+        axes |= {
+            f"experiment.also.{name}.{axis}": each for name, block in tuples.items() for axis, each in block.items()
+        }
+        for where, values in axes.items():
+            if len(values) == 0:
+                raise ConfigError(f"{where} must name at least one value, got none.")
 
     def cases(self) -> list[Case]:
         """Every case once, in the order in which they are measured; a packed case's T is the sum of its lengths.

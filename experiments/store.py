@@ -91,7 +91,8 @@ def unwritable(outputs: Path) -> str | None:
         return None
     why = "it may not be written" if there.is_dir() else "it is a file"
     return (
-        f"expected a folder for records, but outputs={outputs} is none ({there}: {why}): name another by outputs=PATH."
+        f"expected a folder for records, but outputs={outputs} is none ({there}: {why}): name another by outputs=PATH "
+        "or by the environment variable SCAN_OUTPUTS."
     )
 
 

@@ -327,6 +327,8 @@ def test_the_id_of_a_case_reads_and_stays():
         (["+experiment.also.few=3"], "experiment.also.few must be a mapping with the axes that differ, got 3."),
         (["experiment.also=3"], "experiment.also must be a mapping from names to blocks of axes, got 3."),
         (["experiment.also.reverse.T=0"], "T must be an integer of at least 1, got 0."),
+        (["experiment.T=[]"], "experiment.T must name at least one value, got none."),
+        (["experiment.also.reverse.T=[]"], "experiment.also.reverse.T must name at least one value, got none."),
         (["measure.repeats=3"], "measure.repeats must be an integer of at least 5, got 3."),
         (["measure.target_ms=-1"], "measure.target_ms must be a positive number, got -1."),
         (["tracking.mode=on"], "tracking.mode must be one of 'offline', 'online', 'disabled', got 'on'."),
@@ -473,18 +475,31 @@ def test_outputs_lie_in_the_project_unless_named():
 
 
 @pytest.mark.parametrize("below", ["", "/more"])
-def test_a_folder_that_cannot_hold_records_is_said_before_anything_is_composed(tmp_path, below):
+@pytest.mark.parametrize("by", ["word", "variable"])
+def test_a_folder_that_cannot_hold_records_is_said_before_anything_is_composed(tmp_path, below, by):
     file = tmp_path / "file"
     file.touch()
+    outputs = f"{file}{below}"
+    words, elsewhere = ([f"outputs={outputs}"], str(tmp_path)) if by == "word" else ([], outputs)
     done = subprocess.run(
-        [sys.executable, "-m", "experiments", "experiment=smoke", f"outputs={file}{below}"],
-        cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "experiments", "experiment=smoke", *words],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"SCAN_OUTPUTS": elsewhere},
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == (
-        f"error: expected a folder for records, but outputs={file}{below} is none ({file}: it is a file): name another "
-        "by outputs=PATH.\n"
+        f"error: expected a folder for records, but outputs={outputs} is none ({file}: it is a file): name another "
+        "by outputs=PATH or by the environment variable SCAN_OUTPUTS.\n"
     )
+
+
+def test_no_folder_is_made_where_none_is_named(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "experiment=smoke", "outputs=null"],
+        cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "error: outputs must be the path of a folder, got None.\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_may_not_be_written_and_one_that_is_to_be_made(tmp_path, monkeypatch) -> None:
