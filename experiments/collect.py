@@ -17,7 +17,7 @@ from experiments.compose import compose, options, settings_of
 from experiments.config import ConfigError, Settings
 from experiments.hardware import ROOT
 from experiments.provenance import MEASURED_SOURCES, hash_of_files, sources_at
-from experiments.records import load
+from experiments.records import OUTPUTS, load
 
 RESULTS = ROOT / "paper" / "results"
 NO_RESULT = "smoke"
@@ -142,9 +142,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.collect", description="Turn finished outputs into the paper's stored results."
     )
-    parser.add_argument(
-        "outputs", type=Path, nargs="?", default=ROOT / "outputs", help="default: the project's outputs/"
-    )
+    parser.add_argument("outputs", type=Path, nargs="?", default=OUTPUTS, help="default: %(default)s")
     parser.add_argument("--hardware", help="collect this machine only, for example h200")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to; default: paper/results")
     asked = parser.parse_args(arguments)

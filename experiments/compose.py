@@ -11,10 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.config import Settings
 from experiments.hardware import ROOT, Machine, ask_this_machine, overrides_for
+from experiments.records import OUTPUTS
 
 CONF = ROOT / "conf"
-# conf/config.yaml reads it, so that outputs lie in the project whatever folder the command is typed in.
-os.environ.setdefault("SCAN_OUTPUTS", str(ROOT / "outputs"))
+# conf/config.yaml reads it, so that outputs lie in one place whatever folder the command is typed in.
+os.environ["SCAN_OUTPUTS"] = str(OUTPUTS)
 
 
 def options(group: str) -> list[str]:

@@ -5,6 +5,7 @@ Only the standard library and pandas, because the paper is built on machines tha
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import pandas as pd
 
 SCHEMA = 1
+OUTPUTS = Path(os.environ.get("SCAN_OUTPUTS") or Path(__file__).resolve().parents[1] / "outputs").absolute()
+"""Where sweeps leave their records, unless told otherwise."""
 QUANTITIES = ("states", "d_gates", "d_tokens")
 
 

@@ -20,9 +20,8 @@ from experiments.config import ConfigError
 from experiments.hardware import ROOT, Machine, ask_these_machines
 from experiments.processes import Job, Steps, gpus_to_use, number_of_gpus
 from experiments.progress import duration
-from experiments.records import load, tidy
+from experiments.records import OUTPUTS, load, tidy
 
-OUTPUTS = ROOT / "outputs"
 RESULTS = ROOT / "paper" / "results"
 CLAIMS = ROOT / "paper" / "claims.yaml"
 BUILD = ROOT / "paper" / "build"

@@ -22,8 +22,7 @@ from typing import Any
 
 from experiments.candidates import launch_shape, present
 from experiments.config import Case, ConfigError
-from experiments.hardware import ROOT
-from experiments.records import load, median_interval
+from experiments.records import OUTPUTS, load, median_interval
 from scan import tuning
 from scan.tuning import Tile
 
@@ -300,8 +299,8 @@ def main(arguments: list[str]) -> int:
     """Print the tables, and to the error output what became of each entry."""
     parser = argparse.ArgumentParser(prog="python -m experiments.tuned", description="The tables of scan/tuning.py.")
     parser.add_argument(
-        "outputs", type=Path, nargs="?", default=ROOT / "outputs",
-        help="outputs, or a file of stored results; default: the project's outputs/",
+        "outputs", type=Path, nargs="?", default=OUTPUTS,
+        help="outputs, or a file of stored results; default: %(default)s",
     )  # fmt: skip
     parser.add_argument("--hardware", help="the machine, where there are records of several, for example h100")
     asked = parser.parse_args(arguments)

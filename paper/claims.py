@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from experiments.records import OUTPUTS
 from paper.measurements import ResultsError, fraction_of, gather, left_by_sweeps
 
 HERE = Path(__file__).resolve().parent
@@ -396,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="judge the stored results or what sweeps left on this machine (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--results", type=Path, default=HERE / "results", help="stored records (default: %(default)s)")
-    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs", help="outputs (default: %(default)s)")
+    parser.add_argument("--outputs", type=Path, default=OUTPUTS, help="outputs (default: %(default)s)")
     parser.add_argument("--claims", type=Path, default=HERE / "claims.yaml", help="the claims (default: %(default)s)")
     asked = parser.parse_args(arguments)
     try:

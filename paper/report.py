@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.records import OUTPUTS
 from paper import figures, style, tables
 from paper.claims import (
     FAILS,
@@ -281,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m paper.report", description="Write the HTML report of a reproduction."
     )
     parser.add_argument("--results", type=Path, default=HERE / "results", help="stored records (default: %(default)s)")
-    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs", help="outputs (default: %(default)s)")
+    parser.add_argument("--outputs", type=Path, default=OUTPUTS, help="outputs (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="the file to write (default: report/index.html in the outputs)")
     asked = parser.parse_args(arguments)
     out = asked.out or asked.outputs / "report" / "index.html"

@@ -195,3 +195,23 @@ def test_records_need_neither_torch_nor_hydra():
     code = f"import sys, experiments.records; print([name for name in {banned} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("named", [None, "", "elsewhere"])
+def test_every_command_finds_records_where_sweeps_leave_them(named, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "SCAN_OUTPUTS"}
+    environment |= {"PYTHONPATH": str(ROOT)} | ({} if named is None else {"SCAN_OUTPUTS": named})
+    asked = (
+        "import os, experiments.compose, experiments.reproduce as r; from experiments.records import OUTPUTS; "
+        "print(OUTPUTS, r.OUTPUTS, os.environ['SCAN_OUTPUTS'])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert set(found.stdout.split()) == {str(tmp_path / "elsewhere" if named else ROOT / "outputs")}
+    for module in ("experiments.collect", "experiments.tuned", "paper.claims", "paper.report"):
+        shown = subprocess.run(
+            [sys.executable, "-m", module, "--help"], cwd=tmp_path, env=environment | {"COLUMNS": "1000"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert f"default: {found.stdout.split()[0]}" in shown.stdout
