@@ -84,7 +84,11 @@ class Steps:
 
 def run(command: list[str]) -> int:
     """A process of its own; its exit status."""
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            return process.wait()
+        finally:
+            stop([process])
 
 
 class Running:
@@ -118,9 +122,16 @@ class Running:
 
 
 def end(running: Sequence[Running]) -> None:
+    """End what still runs, and show what it wrote."""
+    stop([each.process for each in running])
+    for each in running:
+        each.look()
+
+
+def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """End what still runs. A terminal interrupts the sweeps too: only what goes on is interrupted from here."""
     for ending in (None, signal.SIGINT, signal.SIGKILL):
-        left = [each.process for each in running if each.process.poll() is None]
+        left = [each for each in processes if each.poll() is None]
         if ending is not None:
             for process in left:
                 process.send_signal(ending)
@@ -130,8 +141,6 @@ def end(running: Sequence[Running]) -> None:
                 process.wait(max(until - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
                 continue
-    for each in running:
-        each.look()
 
 
 def number_of_gpus(asked: str) -> int:

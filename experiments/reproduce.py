@@ -7,6 +7,7 @@ nothing is to share the host, one after the other.
 import argparse
 import math
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -170,6 +171,8 @@ def main(arguments: list[str]) -> int:
         "last, one at a time",
     )
     asked = parser.parse_args(arguments)
+    # What a scheduler or `docker stop` sends ends the sweeps as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         number = number_of_gpus(asked.gpus)
         # Without a sweep, nothing here needs PyTorch.
