@@ -218,7 +218,9 @@ def test_rows_that_end_within_many_groups_are_two_scans(
 def test_rows_without_room_for_their_programs_are_two_scans(
     launches: list[str], kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A row takes 40 programs; a multiprocessor has room for 8 forward and 4 backward, of two warps each.
+    # A row takes 40 programs; a multiprocessor has room for 8 forward and, of two warps each, 4 backward.
+    two_warps = ((2**17, tuning.Tile(1, 256, 4, 2, registers=128, window=128)),)
+    monkeypatch.setattr(tuning, "_SHARED_BACKWARD", {4: two_warps})
     monkeypatch.setattr(tuning, "_FEW_ROWS", 1)
     leaves = [t.requires_grad_() for t in _draw(40_000, (torch.float32,) * 2, False, kernel_device, (1, 1))]
     for multiprocessors, wanted in ((10, ["forward_shared", "backward_shared"]), (5, ["forward_shared"]), (4, [])):
