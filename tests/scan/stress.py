@@ -29,6 +29,7 @@ from tests.scan.tilings import tiles_chosen_by
 DTYPES_HERE = DTYPES[2:] if INTERPRETING else DTYPES  # the interpreter does not round to 16 bits as a GPU does
 ON = torch.device("cuda" if ON_GPU else "cpu")
 HUNG = 3  # the exit status of a process that has waited too long
+INTERRUPTED = 130
 
 _PLANS: dict[bool, dict[Any, launch.Plan]] = {False: {}, True: {}}
 _PLANS_OF_BOTH: dict[Any, launch.Plan] = {}
@@ -328,19 +329,25 @@ def main(arguments: list[str]) -> int:
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     load = Load() if ON_GPU else None
-    for number in range(options.first, options.first + options.launches):
-        choose = random.Random(number)
-        drawn = Drawn.of(choose)
-        with _at_most(options.seconds, f"launch {number}, {drawn},"):
-            if load is not None:
-                load.more(choose)
-            try:
-                (check_both if drawn.both else check)(drawn, Data.of(drawn, choose))
-            except AssertionError as error:
-                print(f"launch {number}: {error}", file=sys.stderr)
-                return 1
-        if (done := number + 1 - options.first) % 500 == 0:
-            print(f"{done} of {options.launches} launches: every output was right so far.", flush=True)
+    number = options.first
+    try:
+        for number in range(options.first, options.first + options.launches):
+            choose = random.Random(number)
+            drawn = Drawn.of(choose)
+            with _at_most(options.seconds, f"launch {number}, {drawn},"):
+                if load is not None:
+                    load.more(choose)
+                try:
+                    (check_both if drawn.both else check)(drawn, Data.of(drawn, choose))
+                except AssertionError as error:
+                    print(f"launch {number}: {error}", file=sys.stderr)
+                    return 1
+            if (done := number + 1 - options.first) % 500 == 0:
+                print(f"{done} of {options.launches} launches: every output was right so far.", flush=True)
+    except KeyboardInterrupt:
+        done = number - options.first
+        print(f"Interrupted after {done} of {options.launches} launches: every output was right.", flush=True)
+        return INTERRUPTED
     print(f"{options.launches} launches: every output was right.")
     return 0
 

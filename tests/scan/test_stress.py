@@ -61,6 +61,21 @@ launch.forward = wrong
     assert "off by more than rounding" in done.stderr
 
 
+def test_an_interruption_says_how_far_it_came(kernel_device: torch.device) -> None:
+    stop = """
+right, left = stress.Data.of, [None, None]
+def of(*given):
+    if not left:
+        raise KeyboardInterrupt
+    left.pop()
+    return right(*given)
+stress.Data.of = of
+"""
+    done = _stress("--launches", "5", before=stop)
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == "Interrupted after 2 of 5 launches: every output was right.\n"
+
+
 def test_it_says_where_it_can_run() -> None:
     if torch.cuda.is_available() or INTERPRETING:
         pytest.skip("it can run here")
