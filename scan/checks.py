@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 from numbers import Integral
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128))
 _OFFSET_DTYPES = frozenset((torch.int32, torch.int64))
+_FILLED_DTYPES = _DTYPES | {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _SEED_KEYS = frozenset(("cu_seqlens", "chunk_size", "grid"))
 _NAMES = ("gates", "tokens", "initial_state")
 
@@ -40,6 +41,7 @@ def scan_arguments(
         raise _dtype_error(name, value)
     _dense(of_gates, gates)
     _dense(of_tokens, tokens)
+    _untraced("scans")
     if type(dim) is not int or (dim != -1 and dim != -2):
         advice = f"move the time axis there, for example with {of_tokens}.movedim({dim}, -1)"
         raise ValueError(
@@ -68,11 +70,6 @@ def scan_arguments(
         )
     if cu_seqlens is not None:
         cu_seqlens_tensor(cu_seqlens, device, of_tokens)
-        if torch.jit.is_tracing():
-            raise RuntimeError(
-                "expected packed sequences in torch.export or torch.compile, but torch.jit.trace would keep the "
-                "offsets of this call for every later one: export the module instead."
-            )
         if _readable(cu_seqlens):
             offset_values(cu_seqlens, shape[dim])
     if initial_state is not None:
@@ -171,11 +168,12 @@ def lengths(values: Any) -> Tensor:
             raise ValueError(
                 f"lengths must not be negative, but hold {int(values.min())}: use 0 for an empty sequence."
             )
-        total = int(values.sum(dtype=torch.int64))
+        # Sums of 64 bits wrap around without a word; few lengths are so long.
+        total = sum(values.tolist()) if int(values.max()) >= 2**31 else int(values.sum(dtype=torch.int64))
         if total > torch.iinfo(values.dtype).max:
             raise ValueError(
                 f"lengths must add up to what {values.dtype} holds, but add up to {total}: "
-                "convert them with lengths.long()."
+                f"{'convert them with lengths.long()' if values.dtype == torch.int32 else 'pack fewer sequences'}."
             )
     return values
 
@@ -195,6 +193,12 @@ def packed_data(data: Tensor, cu_seqlens: Tensor, pad_value: Any, backward: Any)
     if not isinstance(data, Tensor):
         raise TypeError(f"data must be a torch.Tensor, but came as {_kind(data)}: convert it with torch.as_tensor.")
     _dense("data", data)
+    if data.dtype not in _FILLED_DTYPES:
+        raise TypeError(
+            f"data must be of a dtype that torch.Tensor.masked_fill takes, but came as {data.dtype}: convert it with "
+            "data.float() or data.long()."
+        )
+    _untraced("shift_pad")
     if _kind(data) == "DTensor" or _kind(cu_seqlens) == "DTensor":
         raise TypeError(
             "data and cu_seqlens must be plain tensors in shift_pad, but came as a DTensor: shard any axis but time, "
@@ -343,6 +347,15 @@ def _seed_grid(grid: Any, tokens: Tensor, cu_seqlens: Tensor | None) -> int:
     return grid[-2]
 
 
+def _untraced(what: str) -> None:
+    """Raise under torch.jit.trace."""
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise RuntimeError(
+            f"expected {what} in torch.export or torch.compile, but torch.jit.trace would keep the length and the "
+            "offsets of this call for every later one: export the module instead."
+        )
+
+
 def _dense(name: str, value: Tensor) -> None:
     """Raise unless a tensor is dense."""
     if value.layout != torch.strided or value.is_nested:
@@ -443,12 +456,21 @@ def _readable(values: Tensor) -> bool:
 
 
 def _holds(data: Tensor, value: Any) -> bool:
-    """Whether a value is a number, and one of the kind of the data; symbolic ones are taken."""
-    if isinstance(value, complex):
-        return data.is_complex()
-    if isinstance(value, float) and not (data.is_floating_point() or data.is_complex()):
-        return value.is_integer()
-    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
+    """Whether a value is a number, and one that the data can hold; symbolic ones are taken."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return True
+    if not isinstance(value, (int, float, complex)):
+        return False
+    if data.is_floating_point() or data.is_complex():
+        most = torch.finfo(data.dtype).max
+        parts = (value.real, value.imag) if isinstance(value, complex) else (value,)
+        fits = all(part != part or part in (inf, -inf) or abs(part) <= most for part in parts)
+        return fits and (data.is_complex() or not isinstance(value, complex))
+    if isinstance(value, complex) or (isinstance(value, float) and not value.is_integer()):
+        return False
+    if data.dtype == torch.bool:
+        return value in (0, 1)
+    return torch.iinfo(data.dtype).min <= value <= torch.iinfo(data.dtype).max
 
 
 def _is_count(value: Any) -> bool:

@@ -176,7 +176,7 @@ def get_grid(no_seq: int, max_seqlen: int, chunk_size: int, no_channels: int) ->
     """
     checks.counts(no_seq=(no_seq, 1))
     chunks, channels = get_static_grid(max_seqlen, chunk_size, no_channels)
-    return no_seq - 1, next_power_of_2(chunks), channels
+    return _plain(no_seq) - 1, next_power_of_2(chunks), channels
 
 
 def get_static_grid(max_seqlen: int, chunk_size: int, no_channels: int) -> tuple[int, int]:
@@ -195,7 +195,7 @@ def get_static_grid(max_seqlen: int, chunk_size: int, no_channels: int) -> tuple
         (3, 4)
     """
     checks.counts(max_seqlen=(max_seqlen, 0), chunk_size=(chunk_size, 1), no_channels=(no_channels, 0))
-    return -(-max_seqlen // chunk_size), no_channels
+    return -(-_plain(max_seqlen) // _plain(chunk_size)), _plain(no_channels)
 
 
 def next_power_of_2(n: int) -> int:
@@ -209,7 +209,16 @@ def next_power_of_2(n: int) -> int:
         [1, 1, 4, 4, 8]
     """
     checks.counts(n=(n, 0))
-    return 1 << max(0, n - 1).bit_length()
+    power = 1
+    # Doubled, not counted in bits: what compiles this for sizes that change guards the range of n then, not its value.
+    while power < n:
+        power *= 2
+    return power
+
+
+def _plain(n: int) -> int:
+    """An integer of Python, or a symbolic one as it is: those of NumPy wrap around."""
+    return n if isinstance(n, (int, torch.SymInt)) else int(n)
 
 
 def _borders(cu_seqlens: Tensor, total: int, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from scan import checks, linear_scan, linear_scan_bidirectional, scan_bidirectional_branched
+from scan import checks, linear_scan, linear_scan_bidirectional, scan_bidirectional_branched, scan_causal
 from scan.packing import (
     cu_seqlens_to_lengths,
     get_grid,
@@ -76,8 +76,20 @@ COMPLAINTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             lambda x, cu_seqlens: linear_scan(x, x, cu_seqlens=cu_seqlens).states, (torch.ones(1, 4), _offsets(0, 4))
         ),
         RuntimeError,
-        "expected packed sequences in torch.export or torch.compile, but torch.jit.trace would keep the offsets of "
+        "expected scans in torch.export or torch.compile, but torch.jit.trace would keep the length and the offsets of "
         "this call for every later one: export the module instead.",
+    ),
+    "a trace that would keep the length": (
+        lambda: torch.jit.trace(lambda x: scan_causal(x, x), torch.ones(1, 2, 2048)),
+        RuntimeError,
+        "expected scans in torch.export or torch.compile, but torch.jit.trace would keep the length and the offsets of "
+        "this call for every later one: export the module instead.",
+    ),
+    "a trace of a shift": (
+        lambda: torch.jit.trace(shift_pad, (torch.ones(1, 4), _offsets(0, 4))),
+        RuntimeError,
+        "expected shift_pad in torch.export or torch.compile, but torch.jit.trace would keep the length and the "
+        "offsets of this call for every later one: export the module instead.",
     ),
     "integer gates of the reverse branch": (
         lambda: linear_scan_bidirectional(torch.ones(1, 4), torch.ones(1, 4), torch.ones(1, 4, dtype=torch.int64)),
@@ -136,6 +148,17 @@ COMPLAINTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: shift_pad(torch.ones(1, 2, dtype=torch.int64), _offsets(0, 2), 1.5),
         TypeError,
         "pad_value must be a number that torch.int64 holds, but came as 1.5: pass another one, or convert data.",
+    ),
+    "data that nothing fills": (
+        lambda: shift_pad(torch.ones(1, 2).to(torch.float8_e4m3fn), _offsets(0, 2)),
+        TypeError,
+        "data must be of a dtype that torch.Tensor.masked_fill takes, but came as torch.float8_e4m3fn: convert it with "
+        "data.float() or data.long().",
+    ),
+    "lengths that 64 bits do not add up": (
+        lambda: lengths_to_cu_seqlens([2**62, 2**62]),
+        ValueError,
+        "lengths must add up to what torch.int64 holds, but add up to 9223372036854775808: pack fewer sequences.",
     ),
     "sparse data": (
         lambda: shift_pad(torch.ones(1, 2).to_sparse(), _offsets(0, 2)),
@@ -655,3 +678,28 @@ def test_complaints_survive_compilation() -> None:
 
     with pytest.raises(Exception, match="gates and tokens must have the same shape"):
         scan(torch.ones(3, 1), torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held", "not_held"),
+    [
+        (torch.bool, (True, 0, 1.0), (5, -1, 0.5, 1j)),
+        (torch.uint8, (0, 255.0, True), (-1, 256, float("nan"))),
+        (torch.int64, (-(2**63), 2**63 - 1), (2**63, float(2**63), 2**70)),
+        (torch.float16, (65504, float("inf"), float("nan")), (1e9, 10**400, 1j)),
+        (torch.bfloat16, (3e38,), (1e39,)),
+        (torch.float32, (1e-300, -3e38), (1e300, "1")),
+        (torch.complex64, (complex(1, float("inf")), 2), (complex(0, 1e39), None)),
+    ],
+    ids=str,
+)
+def test_a_pad_is_a_number_that_the_data_hold(
+    dtype: torch.dtype, held: tuple[Any, ...], not_held: tuple[Any, ...]
+) -> None:
+    data = torch.ones(2, 3).to(dtype)
+    for value in held:
+        shifted = shift_pad(data, _offsets(0, 3), value)
+        torch.testing.assert_close(shifted[:, 0], torch.full((2,), value, dtype=dtype), equal_nan=True, rtol=0, atol=0)
+    for value in not_held:
+        with pytest.raises(TypeError, match=f"^pad_value must be a number that {dtype} holds, but came as "):
+            shift_pad(data, _offsets(0, 3), value)

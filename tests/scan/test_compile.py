@@ -21,6 +21,7 @@ from scan import (
     linear_scan,
     linear_scan_bidirectional,
     scan_bidirectional_branched_compiled,
+    scan_causal,
     scan_causal_compiled,
     shift_pad_compiled,
 )
@@ -185,6 +186,21 @@ def test_grids_of_every_size_share_few_compilations(contract_device: torch.devic
             assert torch.equal(a, b)
         sum(o.sum() for o in got).backward()  # type: ignore[union-attr]
     assert counter.frame_count <= 3
+
+
+def test_a_grid_that_is_made_inside_compiles_for_powers_of_two(contract_device: torch.device) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def scan(gates: Tensor, tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
+        grid = get_grid(len(cu_seqlens), tokens.shape[-1], 128, tokens.shape[-2])
+        return scan_causal(gates, tokens, {"cu_seqlens": cu_seqlens, "chunk_size": 128, "grid": grid})
+
+    compiled = torch.compile(scan, fullgraph=True, dynamic=True, backend=counter)
+    for T in range(1030, 4000, 270):  # 9 to 32 chunks
+        gates, tokens = torch.rand(2, 3, T, device=contract_device).unbind(0)
+        cu_seqlens = torch.tensor([0, 5, T], device=contract_device)
+        assert torch.equal(compiled(gates, tokens, cu_seqlens), scan(gates, tokens, cu_seqlens))
+    assert counter.frame_count <= 2
 
 
 def test_padding_to_a_fixed_length_compiles_once(contract_device: torch.device) -> None:

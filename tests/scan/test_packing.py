@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -233,3 +234,7 @@ def test_grids() -> None:
     assert get_grid(1, 0, 128, 4) == (0, 1, 4)
     assert get_static_grid(max_seqlen=257, chunk_size=64, no_channels=6) == (5, 6)
     assert [next_power_of_2(n) for n in (0, 1, 2, 3, 64, 65)] == [1, 1, 2, 4, 64, 128]
+    # Numbers of NumPy would wrap around.
+    found = get_grid(np.uint8(4), np.int16(257), np.uint8(64), np.int8(6))
+    assert found == (3, 8, 6) and all(type(each) is int for each in found)
+    assert get_static_grid(np.uint8(3), np.uint8(2), 4) == (2, 4) and next_power_of_2(np.uint8(200)) == 256
