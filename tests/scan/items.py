@@ -52,11 +52,13 @@ class Count:
     def lines(self) -> list[str]:
         """A line for each item, and the reasons of skips."""
         lines = [f"{'item':<62}{'tests':>7}{'passed':>8}{'skipped':>9}{'failed':>8}"]
+        total = 0
         for item, names in ITEMS.items():
-            tests = sum(self.collected[name] for name in names)
             outcome = self.outcomes[item]
+            # Under xdist (`-n`) workers collect, and outcomes are all that comes here.
+            tests = sum(self.collected[name] for name in names) or sum(outcome.values())
+            total += tests
             lines.append(f"{item:<62}{tests:>7}{outcome['passed']:>8}{outcome['skipped']:>9}{outcome['failed']:>8}")
-        total = sum(self.collected.values())
         return [*lines, f"{total} tests in all.", *(f"skipped {n}: {why}" for why, n in self.skips.most_common())]
 
 
