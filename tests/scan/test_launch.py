@@ -215,6 +215,21 @@ def test_a_call_is_found_by_all_that_decides_it() -> None:
     assert calls.find(2, x, y) is None
 
 
+def test_a_trace_finds_no_earlier_call() -> None:
+    # It would keep what that call allocates and launches; what is not found is checked, and refused.
+    calls, (x, y), found = repeat.Known(9), (torch.rand(2, 3, 8) for _ in range(2)), []
+    calls.keep("call", 1, x, y)
+    for _ in range(2):
+        assert calls.find(1, x, y) == "call"
+
+    def scan(gates: Tensor, tokens: Tensor) -> Tensor:
+        found.append(calls.find(1, gates, tokens))
+        return gates + tokens
+
+    torch.jit.trace(scan, (x, y), check_trace=False)
+    assert found == [None] and calls.find(1, x, y) == "call"
+
+
 def test_shapes_that_take_turns_are_found_by_their_guards(
     kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
