@@ -194,7 +194,7 @@ def held(columns, V: tl.constexpr, DESCENDING: tl.constexpr):
 def taken_up(words, nothing, V: tl.constexpr, DESCENDING: tl.constexpr, loaded: tl.constexpr, dtype: tl.constexpr):
     """What `held` was given, of the dtype `loaded`, as columns of another; `nothing` is zero.
 
-    The compiler is not to know that it is: it would convert once, and keep what is twice as wide.
+    The compiler is not to know that it is: it would keep what was made of these columns before, not make it again.
     """
     if loaded.primitive_bitwidth == 16:
         columns = ()
@@ -205,7 +205,11 @@ def taken_up(words, nothing, V: tl.constexpr, DESCENDING: tl.constexpr, loaded: 
             columns = columns + (low.to(dtype), high.to(dtype))
         return in_scan_order(columns, V, DESCENDING)
     else:
-        return in_state_dtype(words, V, dtype)
+        columns = ()
+        for k in tl.static_range(V):
+            word = words[k].to(tl.uint32, bitcast=True) | nothing
+            columns = columns + (word.to(loaded, bitcast=True).to(dtype),)
+        return columns
 
 
 @triton.jit

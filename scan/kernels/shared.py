@@ -6,7 +6,8 @@ parallel scan over their maps runs the other way, so that what both directions g
 
 A tile holds whole rows, or one of at most WINDOW pieces of a row, whose programs hand the states of both directions on
 (exchange.py). What is loaded is used before the parallel scan and again behind it. Between, numbers of 16 bits are held
-as they were loaded where a thread has many (HOLD): more programs then find room.
+as they were loaded where a thread has many (HOLD). Of other numbers a program that waits keeps nothing else: it makes
+maps again behind the wait, one direction after the other (AGAIN). With either more programs find room.
 
 Time is contiguous, nothing is packed, and no state comes in. Grid: `cdiv(n_rows, R)`, times the tiles of a row.
 """
@@ -46,6 +47,21 @@ def enter_both(map_ahead, map_back, exchange, WINDOW: tl.constexpr, ONE_WARP: tl
         before, behind = carries_in(of_row[0], of_row[1], of_row[2], exchange, WINDOW)
     ahead = enter_strips(within, strips, before, False)
     return ahead, enter_strips(within_back, strips_back, behind, False, True, ONE_WARP)
+
+
+@triton.jit
+def of_neighbours(map_ahead, map_back, exchange, WINDOW: tl.constexpr, ONE_WARP: tl.constexpr):
+    """States before and behind this program's tile, in all lanes, from the groups' maps in each direction."""
+    _, _, whole = compose_strips(map_ahead[0], map_ahead[1], False)
+    _, _, whole_back = compose_strips(map_back[0], map_back[1], False, True, ONE_WARP)
+    return carries_in(of_tile(whole[0]), of_tile(whole[1]), of_tile(whole_back[1], True, ONE_WARP), exchange, WINDOW)
+
+
+@triton.jit
+def enter_one(own_map, carry, BACK: tl.constexpr, ONE_WARP: tl.constexpr):
+    """State before each group in one direction, from the groups' maps in it and the state before the tile."""
+    within, strips, _ = compose_strips(own_map[0], own_map[1], False, BACK, ONE_WARP)
+    return enter_strips(within, strips, carry, False, BACK, ONE_WARP)
 
 
 @triton.jit
@@ -102,20 +118,14 @@ def load_next(pointer, base, stride, step, T, rows, V: tl.constexpr, STATE: tl.c
 
 
 @triton.jit
-def load_met(states, tile, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-             HOLD: tl.constexpr, STATE: tl.constexpr):
-    """The states of either direction, each followed by those that it met before the first step of each group.
-
-    `states` is both tensors, the offset of step 0 of each row, and a stride.
-    """
-    ahead_ptr, back_ptr, base, stride = states
+def load_met(pointer, base, stride, tile, BACK: tl.constexpr, V: tl.constexpr, VECTOR: tl.constexpr,
+             EVEN: tl.constexpr, WHOLE: tl.constexpr, HOLD: tl.constexpr, STATE: tl.constexpr):
+    """States of one direction, and the one that it met before the first step of each group."""
     _, _, where = tile
     _, position, T, rows, _ = where
-    before = load_next(ahead_ptr, base, stride, position - 1, T, rows, V, STATE)
-    ahead = load_whole(ahead_ptr, base, stride, tile, 0.0, V, VECTOR, EVEN, WHOLE, HOLD, STATE)
-    behind = load_next(back_ptr, base, stride, position + V, T, rows, V, STATE)
-    back = load_whole(back_ptr, base, stride, tile, 0.0, V, VECTOR, EVEN, WHOLE, HOLD, STATE)
-    return ahead, before, back, behind
+    step = position + V if BACK else position - 1
+    met = load_next(pointer, base, stride, step, T, rows, V, STATE)
+    return load_whole(pointer, base, stride, tile, 0.0, V, VECTOR, EVEN, WHOLE, HOLD, STATE), met
 
 
 @triton.jit
@@ -169,20 +179,31 @@ def forward_shared(
     none = 0.0 if LOG else 1.0
     g = load_whole(gates_ptr, gates_base, gates_t, own, none, V, GATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
     x = load_whole(tokens_ptr, tokens_base, tokens_t, own, 0.0, V, TOKENS_VECTOR, EVEN, WHOLE, HOLD, STATE)
-    if HOLD:
+    AGAIN: tl.constexpr = WINDOW > 0 and not HOLD
+    if HOLD or AGAIN:
         g_held, x_held = held(g, V, False), held(x, V, False)
     g, x = exponentials(in_state_dtype(g, V, STATE), V, LOG), in_state_dtype(x, V, STATE)
     map_ahead = group_map(g, x, V, WINDOW)
     map_back = group_map(in_scan_order(g, V, True), in_scan_order(x, V, True), V, WINDOW)
-    before, behind = enter_both(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
-    if HOLD:
+    if AGAIN:
+        before, behind = of_neighbours(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
+    else:
+        entered, entered_back = enter_both(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
+    if HOLD or AGAIN:
         nothing = tl.minimum(T, 0).to(tl.uint32)
-        g = exponentials(taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty, STATE), V, LOG)
-        x = taken_up(x_held, nothing, V, False, tokens_ptr.dtype.element_ty, STATE)
-    ahead = states_from(before, g, x, V)
-    back = in_scan_order(states_from(behind, in_scan_order(g, V, True), in_scan_order(x, V, True), V), V, True)
+        g = taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty if HOLD else STATE, STATE)
+        x = taken_up(x_held, nothing, V, False, tokens_ptr.dtype.element_ty if HOLD else STATE, STATE)
+        g = exponentials(g, V, LOG)
+    if AGAIN:
+        entered = enter_one(group_map(g, x, V, WINDOW), before, False, ONE_WARP)
+    ahead = states_from(entered, g, x, V)
     if states_ptr is not None:
         store_whole(states_ptr, states_base, states_t, own, ahead, V, STATES_VECTOR, EVEN, WHOLE)
+    g, x = in_scan_order(g, V, True), in_scan_order(x, V, True)
+    if AGAIN:
+        entered_back = enter_one(group_map(g, x, V, WINDOW), behind, True, ONE_WARP)
+    back = in_scan_order(states_from(entered_back, g, x, V), V, True)
+    if states_ptr is not None:
         store_whole(states_reverse_ptr, states_base, states_t, own, back, V, STATES_VECTOR, EVEN, WHOLE)
     if sum_ptr is not None:
         added = ()
@@ -248,50 +269,68 @@ def backward_shared(
         d_reverse = load_whole(
             d_states_reverse_ptr, d_states_base, d_states_t, own, 0.0, V, D_STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
         )
-    states = (states_ptr, states_reverse_ptr, states_base, states_t)
+    AGAIN: tl.constexpr = WINDOW > 0 and not HOLD
     if d_gates_ptr is not None:
+        # Where programs wait, these are read behind what they wait for.
         if WINDOW == 0:
-            met = load_met(states, own, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
-    if HOLD:
+            h, met = load_met(states_ptr, states_base, states_t, own, False, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
+            h_reverse, met_reverse = load_met(
+                states_reverse_ptr, states_base, states_t, own, True, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
+            )
+            if HOLD:
+                h, h_reverse = held(h, V, False), held(h_reverse, V, False)
+    if HOLD or AGAIN:
         g_held, d_held, d_reverse_held = held(g, V, False), held(d, V, False), held(d_reverse, V, False)
-        if d_gates_ptr is not None:
-            if WINDOW == 0:
-                h_held, h_reverse_held = held(met[0], V, False), held(met[2], V, False)
     g = exponentials(in_state_dtype(g, V, STATE), V, LOG)
     d, d_reverse = in_state_dtype(d, V, STATE), in_state_dtype(d_reverse, V, STATE)
     # What flows back through a direction meets the steps in the other one.
-    map_ahead = group_map_backward(in_scan_order(g, V, True), in_scan_order(d, V, True), V)
-    map_back = group_map_backward(g, d_reverse, V)
-    before, behind = enter_both(map_back, map_ahead, exchange, WINDOW, ONE_WARP)
+    map_ahead = group_map_backward(g, d_reverse, V)
+    map_back = group_map_backward(in_scan_order(g, V, True), in_scan_order(d, V, True), V)
+    if AGAIN:
+        before, behind = of_neighbours(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
+    else:
+        entered, entered_back = enter_both(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
+    nothing = tl.minimum(T, 0).to(tl.uint32)
+    if HOLD or AGAIN:
+        D_STATE: tl.constexpr = d_states_ptr.dtype.element_ty if HOLD else STATE
+        g = taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty if HOLD else STATE, STATE)
+        g = exponentials(g, V, LOG)
+        d = taken_up(d_held, nothing, V, False, D_STATE, STATE)
+        d_reverse = taken_up(d_reverse_held, nothing, V, False, D_STATE, STATE)
+    if AGAIN:
+        entered = enter_one(group_map_backward(g, d_reverse, V), before, False, ONE_WARP)
+    back, _ = gradients_from(entered, g, d_reverse, V)
     if d_gates_ptr is not None:
         if WINDOW > 0:
-            # Read after what a program waits for, so that meanwhile there is room for more programs.
-            met = load_met(states, own, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
-    if HOLD:
-        nothing = tl.minimum(T, 0).to(tl.uint32)
-        g = exponentials(taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty, STATE), V, LOG)
-        d = taken_up(d_held, nothing, V, False, d_states_ptr.dtype.element_ty, STATE)
-        d_reverse = taken_up(d_reverse_held, nothing, V, False, d_states_ptr.dtype.element_ty, STATE)
-    if d_gates_ptr is not None:
+            h_reverse, met_reverse = load_met(
+                states_reverse_ptr, states_base, states_t, own, True, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
+            )
         if HOLD and WINDOW == 0:
-            h = taken_up(h_held, nothing, V, False, states_ptr.dtype.element_ty, STATE)
-            h_reverse = taken_up(h_reverse_held, nothing, V, False, states_ptr.dtype.element_ty, STATE)
-        else:
-            h, h_reverse = in_state_dtype(met[0], V, STATE), in_state_dtype(met[2], V, STATE)
-    ahead, _ = gradients_from(behind, in_scan_order(g, V, True), in_scan_order(d, V, True), V)
+            h_reverse = taken_up(h_reverse, nothing, V, False, states_ptr.dtype.element_ty, STATE)
+        h_reverse = in_state_dtype(h_reverse, V, STATE) + (met_reverse,)
+        d_gates = ()
+        for k in tl.static_range(V):
+            d_gates = d_gates + (back[k] * h_reverse[k + 1],)
+    g_back, d_back = in_scan_order(g, V, True), in_scan_order(d, V, True)
+    if AGAIN:
+        entered_back = enter_one(group_map_backward(g_back, d_back, V), behind, True, ONE_WARP)
+    ahead, _ = gradients_from(entered_back, g_back, d_back, V)
     ahead = in_scan_order(ahead, V, True)
-    back, _ = gradients_from(before, g, d_reverse, V)
     if d_tokens_ptr is not None:
         added = ()
         for k in tl.static_range(V):
             added = added + (ahead[k] + back[k],)
         store_whole(d_tokens_ptr, d_tokens_base, d_tokens_t, own, added, V, D_TOKENS_VECTOR, EVEN, WHOLE)
     if d_gates_ptr is not None:
-        h, h_reverse = (met[1],) + h, h_reverse + (met[3],)
-        d_gates = ()
+        if WINDOW > 0:
+            h, met = load_met(states_ptr, states_base, states_t, own, False, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
+        if HOLD and WINDOW == 0:
+            h = taken_up(h, nothing, V, False, states_ptr.dtype.element_ty, STATE)
+        h = (met,) + in_state_dtype(h, V, STATE)
+        of_both = ()
         for k in tl.static_range(V):
-            d_gate = ahead[k] * h[k] + back[k] * h_reverse[k + 1]
+            d_gate = ahead[k] * h[k] + d_gates[k]
             if LOG:
                 d_gate = d_gate * g[k]
-            d_gates = d_gates + (d_gate,)
-        store_whole(d_gates_ptr, d_gates_base, d_gates_t, own, d_gates, V, D_GATES_VECTOR, EVEN, WHOLE)
+            of_both = of_both + (d_gate,)
+        store_whole(d_gates_ptr, d_gates_base, d_gates_t, own, of_both, V, D_GATES_VECTOR, EVEN, WHOLE)
