@@ -129,6 +129,15 @@ def load_met(pointer, base, stride, tile, BACK: tl.constexpr, V: tl.constexpr, V
 
 
 @triton.jit
+def products(a, b, V: tl.constexpr):
+    """Those of the first V columns."""
+    found = ()
+    for k in tl.static_range(V):
+        found = found + (a[k] * b[k],)
+    return found
+
+
+@triton.jit
 def store_whole(pointer, base, stride, tile, columns, V: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
                 WHOLE: tl.constexpr):
     """Writes what `load_whole` reads."""
@@ -284,8 +293,8 @@ def backward_shared(
     g = exponentials(in_state_dtype(g, V, STATE), V, LOG)
     d, d_reverse = in_state_dtype(d, V, STATE), in_state_dtype(d_reverse, V, STATE)
     # What flows back through a direction meets the steps in the other one.
-    map_ahead = group_map_backward(g, d_reverse, V)
     map_back = group_map_backward(in_scan_order(g, V, True), in_scan_order(d, V, True), V)
+    map_ahead = group_map_backward(g, d_reverse, V)
     if AGAIN:
         before, behind = of_neighbours(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
     else:
@@ -297,25 +306,22 @@ def backward_shared(
         g = exponentials(g, V, LOG)
         d = taken_up(d_held, nothing, V, False, D_STATE, STATE)
         d_reverse = taken_up(d_reverse_held, nothing, V, False, D_STATE, STATE)
-    if AGAIN:
-        entered = enter_one(group_map_backward(g, d_reverse, V), before, False, ONE_WARP)
-    back, _ = gradients_from(entered, g, d_reverse, V)
-    if d_gates_ptr is not None:
-        if WINDOW > 0:
-            h_reverse, met_reverse = load_met(
-                states_reverse_ptr, states_base, states_t, own, True, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
-            )
-        if HOLD and WINDOW == 0:
-            h_reverse = taken_up(h_reverse, nothing, V, False, states_ptr.dtype.element_ty, STATE)
-        h_reverse = in_state_dtype(h_reverse, V, STATE) + (met_reverse,)
-        d_gates = ()
-        for k in tl.static_range(V):
-            d_gates = d_gates + (back[k] * h_reverse[k + 1],)
+        if d_gates_ptr is not None:
+            if WINDOW == 0:
+                h = taken_up(h, nothing, V, False, states_ptr.dtype.element_ty, STATE)
+                h_reverse = taken_up(h_reverse, nothing, V, False, states_ptr.dtype.element_ty, STATE)
     g_back, d_back = in_scan_order(g, V, True), in_scan_order(d, V, True)
     if AGAIN:
         entered_back = enter_one(group_map_backward(g_back, d_back, V), behind, True, ONE_WARP)
     ahead, _ = gradients_from(entered_back, g_back, d_back, V)
     ahead = in_scan_order(ahead, V, True)
+    if d_gates_ptr is not None:
+        if WINDOW > 0:
+            h, met = load_met(states_ptr, states_base, states_t, own, False, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
+            d_gates = products(ahead, (met,) + in_state_dtype(h, V, STATE), V)
+    if AGAIN:
+        entered = enter_one(group_map_backward(g, d_reverse, V), before, False, ONE_WARP)
+    back, _ = gradients_from(entered, g, d_reverse, V)
     if d_tokens_ptr is not None:
         added = ()
         for k in tl.static_range(V):
@@ -323,13 +329,15 @@ def backward_shared(
         store_whole(d_tokens_ptr, d_tokens_base, d_tokens_t, own, added, V, D_TOKENS_VECTOR, EVEN, WHOLE)
     if d_gates_ptr is not None:
         if WINDOW > 0:
-            h, met = load_met(states_ptr, states_base, states_t, own, False, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE)
-        if HOLD and WINDOW == 0:
-            h = taken_up(h, nothing, V, False, states_ptr.dtype.element_ty, STATE)
-        h = (met,) + in_state_dtype(h, V, STATE)
+            h_reverse, met_reverse = load_met(
+                states_reverse_ptr, states_base, states_t, own, True, V, STATES_VECTOR, EVEN, WHOLE, HOLD, STATE
+            )
+        else:
+            d_gates = products(ahead, (met,) + in_state_dtype(h, V, STATE), V)
+        h_reverse = in_state_dtype(h_reverse, V, STATE) + (met_reverse,)
         of_both = ()
         for k in tl.static_range(V):
-            d_gate = ahead[k] * h[k] + d_gates[k]
+            d_gate = d_gates[k] + back[k] * h_reverse[k + 1]
             if LOG:
                 d_gate = d_gate * g[k]
             of_both = of_both + (d_gate,)
