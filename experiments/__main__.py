@@ -6,11 +6,14 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig
 
 from experiments import store
 from experiments.compose import CONF, settings_of
-from experiments.config import ConfigError
+from experiments.config import ConfigError, path_of_folder
+from experiments.records import OUTPUTS
 from experiments.supervise import claimed, supervise
 from experiments.sweep import FAILED, INTERRUPTED, UNUSABLE
 
@@ -45,13 +48,17 @@ def main(config: DictConfig) -> None:
 
 
 def _unwritable() -> str | None:
-    """Why the folder of the records cannot be written; asked first, since Hydra would stop there with a traceback."""
-    named = [word.removeprefix("outputs=") for word in sys.argv[1:] if word.startswith("outputs=")]
-    outputs = named[-1] if named else os.environ["SCAN_OUTPUTS"]
-    if outputs == "null":
-        # Hydra would make a folder of that name before settings are looked at.
-        return "outputs must be the path of a folder, got None."
-    return None if named and "," in outputs else store.unwritable(Path(outputs))
+    """Why the folder of the records cannot be written; asked first, since Hydra makes one of whatever is named."""
+    named = [word for word in sys.argv[1:] if word.startswith("outputs=")]
+    if not named:
+        return store.unwritable(OUTPUTS)
+    try:
+        override = OverridesParser.create().parse_override(named[-1])
+        return None if override.is_sweep_override() else store.unwritable(path_of_folder("outputs", override.value()))
+    except OverrideParseException:
+        return None  # Hydra says so
+    except ConfigError as error:
+        return str(error)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeVar
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "complex64")
@@ -72,6 +73,13 @@ def _positive(name: str, value: object) -> None:
 def _flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be true or false, got {value!r}.")
+
+
+def path_of_folder(name: str, value: object) -> Path:
+    """The value as a path; raises unless it is the name of one."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be the path of a folder, got {value!r}.")
+    return Path(value)
 
 
 @dataclass(frozen=True)
@@ -342,8 +350,7 @@ class Settings:
         _flag("fail_fast", self.fail_fast)
         if self.limit_minutes is not None:
             _positive("limit_minutes", self.limit_minutes)
-        if not isinstance(self.outputs, str) or not self.outputs:
-            raise ConfigError(f"outputs must be the path of a folder, got {self.outputs!r}.")
+        path_of_folder("outputs", self.outputs)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Settings":

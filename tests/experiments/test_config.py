@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -492,14 +493,18 @@ def test_a_folder_that_cannot_hold_records_is_said_before_anything_is_composed(t
     )
 
 
-def test_no_folder_is_made_where_none_is_named(tmp_path):
+@pytest.mark.parametrize(("named", "got"), [("null", None), ("", ""), ("''", ""), ("3", 3)])
+def test_no_folder_is_made_where_none_is_named(tmp_path, named, got):
+    root = Path("/")
+    before = set(root.iterdir())
     done = subprocess.run(
-        [sys.executable, "-m", "experiments", "experiment=smoke", "outputs=null"],
+        [sys.executable, "-m", "experiments", "experiment=smoke", f"outputs={named}"],
         cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "error: outputs must be the path of a folder, got None.\n"
-    assert not list(tmp_path.iterdir())
+    assert done.stderr == f"error: outputs must be the path of a folder, got {got!r}.\n"
+    # An empty name would be that of the root folder.
+    assert not list(tmp_path.iterdir()) and set(root.iterdir()) == before
 
 
 def test_a_folder_that_may_not_be_written_and_one_that_is_to_be_made(tmp_path, monkeypatch) -> None:
