@@ -219,24 +219,23 @@ BESIDE = ("scan/checks.py", "scan/packing.py", "scan/reference.py")
 def test_the_stored_records_of_the_h200_are_of_the_library_that_is_checked_in(
     of_the_h200: dict[str, list[dict[str, Any]]],
 ) -> None:
-    def hash_without(files: dict[str, bytes] | None, beside: tuple[str, ...] = BESIDE) -> str | None:
-        return files and provenance.hash_of_files({name: files[name] for name in files if name not in beside})
+    def measured(files: dict[str, bytes]) -> str:
+        return provenance.hash_of_files({name: file for name, file in files.items() if name not in BESIDE})
 
-    sources = [each["provenance"] for records in of_the_h200.values() for each in records]
-    at = {commit: provenance.sources_at(ROOT, commit, ("scan",)) for commit in {each["commit"] for each in sources}}
-    if None in at.values():
+    commits = {stem: [each["provenance"]["commit"] for each in records] for stem, records in of_the_h200.items()}
+    at = {name: provenance.sources_at(ROOT, name, ("scan",)) for of_stem in commits.values() for name in set(of_stem)}
+    known = {name: files for name, files in at.items() if files is not None}
+    if known.keys() != at.keys():
         pytest.skip("a checkout without the history that the records name")
-    assert all(hash_without(at[each["commit"]], ()) == each["source_hash"] for each in sources), "not what it says"
-    here = hash_without(provenance.sources_in(ROOT, ("scan",)))
-    stored = {
-        stem: [hash_without(at[each["provenance"]["commit"]]) for each in records]
-        for stem, records in of_the_h200.items()
-    }
-    stale = {stem: sum(found != here for found in hashes) for stem, hashes in stored.items()}
-    told = [f"{stem} ({count} of {len(stored[stem])} records)" for stem, count in stale.items() if count]
+    said = {(r["provenance"]["commit"], r["provenance"]["source_hash"]) for each in of_the_h200.values() for r in each}
+    assert said == {(name, provenance.hash_of_files(files)) for name, files in known.items()}, "of another scan/"
+    here = measured(provenance.sources_in(ROOT, ("scan",)))
+    old = {name for name, files in known.items() if measured(files) != here}
+    stale = {stem: sum(commit in old for commit in of_stem) for stem, of_stem in commits.items()}
+    told = [f"{stem} ({count} of {len(commits[stem])} records)" for stem, count in stale.items() if count]
     sweeps = [f"python -m experiments -m experiment={stem} hardware=h200" for stem, count in stale.items() if count]
     after = ["python -m experiments.collect", "python -m paper.readme", "python -m paper.claims --from paper"]
-    assert stored
+    assert commits
     assert not told, (
         f"Measured with another scan/ than the one checked in: {', '.join(told)}. On an H200 run:\n"
         + "\n".join([*sweeps, *after])

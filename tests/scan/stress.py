@@ -309,6 +309,21 @@ def _at_most(seconds: float, what: str) -> Iterator[None]:
         timer.cancel()
 
 
+def _is_right(number: int, seconds: float, load: Load | None) -> bool:
+    """Whether every output of one launch is right, which is drawn from its number; says what is not."""
+    choose = random.Random(number)
+    drawn = Drawn.of(choose)
+    with _at_most(seconds, f"launch {number}, {drawn},"):
+        if load is not None:
+            load.more(choose)
+        try:
+            (check_both if drawn.both else check)(drawn, Data.of(drawn, choose))
+        except AssertionError as error:
+            print(f"launch {number}: {error}", file=sys.stderr)
+            return False
+    return True
+
+
 def main(arguments: list[str]) -> int:
     """Launches what was asked for; 0 where every output was right."""
     parser = argparse.ArgumentParser(prog="python -m tests.scan.stress", description=__doc__.split("\n", 1)[0])
@@ -329,23 +344,15 @@ def main(arguments: list[str]) -> int:
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     load = Load() if ON_GPU else None
-    number = options.first
+    done = 0
     try:
-        for number in range(options.first, options.first + options.launches):
-            choose = random.Random(number)
-            drawn = Drawn.of(choose)
-            with _at_most(options.seconds, f"launch {number}, {drawn},"):
-                if load is not None:
-                    load.more(choose)
-                try:
-                    (check_both if drawn.both else check)(drawn, Data.of(drawn, choose))
-                except AssertionError as error:
-                    print(f"launch {number}: {error}", file=sys.stderr)
-                    return 1
-            if (done := number + 1 - options.first) % 500 == 0:
+        while done < options.launches:
+            if not _is_right(options.first + done, options.seconds, load):
+                return 1
+            done += 1
+            if done % 500 == 0:
                 print(f"{done} of {options.launches} launches: every output was right so far.", flush=True)
     except KeyboardInterrupt:
-        done = number - options.first
         print(f"Interrupted after {done} of {options.launches} launches: every output was right.", flush=True)
         return INTERRUPTED
     print(f"{options.launches} launches: every output was right.")
