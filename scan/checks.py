@@ -459,13 +459,19 @@ def _holds(data: Tensor, value: Any) -> bool:
     """Whether a value is a number, and one that the data can hold; symbolic ones are taken."""
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return True
-    if not isinstance(value, (int, float, complex)) or (isinstance(value, complex) and not data.is_complex()):
+    if not isinstance(value, (int, float, complex)):
         return False
     if data.is_floating_point() or data.is_complex():
         most = torch.finfo(data.dtype).max
-        return all(part != part or abs(part) == inf or abs(part) <= most for part in (value.real, value.imag))
-    least, most = (0, 1) if data.dtype == torch.bool else (torch.iinfo(data.dtype).min, torch.iinfo(data.dtype).max)
-    return value.real % 1 == 0 and least <= value.real <= most
+        # A compiler's numbers have no parts.
+        parts = (value.real, value.imag) if isinstance(value, complex) else (value,)
+        fits = all(part != part or part in (inf, -inf) or abs(part) <= most for part in parts)
+        return fits and (data.is_complex() or not isinstance(value, complex))
+    if isinstance(value, complex) or (isinstance(value, float) and not value.is_integer()):
+        return False
+    if data.dtype == torch.bool:
+        return value in (0, 1)
+    return torch.iinfo(data.dtype).min <= value <= torch.iinfo(data.dtype).max
 
 
 def _is_count(value: Any) -> bool:
