@@ -30,7 +30,7 @@ For both directions of the same gates and tokens, a tile a row, whose groups fol
 - registers: as many as the compiler likes, and where a thread holds 16 steps or more also at most 80, 96, 112 and 128.
 
 For both directions of longer rows, a tile a program: groups and num_warps of few long rows, 512 groups at most;
-registers in one warp also at most 80, 96, 112, 128, 144, 160, 168 and 200, in two 80, 128 and 168.
+registers in one warp also at most 80, 96, 112, 128, 144, 160, 168 and 200, in two 128 and 168.
 
 For channels last, tiles of which a thread holds 16 or 32 elements, in groups of 8 or 16 steps:
 
@@ -72,7 +72,7 @@ _LEAST_AHEAD, _MOST_AHEAD = 8192, 32768
 _MANY_ROWS = 12288
 # Of tiles that programs share: at most so many registers a thread, by num_warps; and their windows.
 _LIMITS = {1: (None, 96, 128, 160), 2: (None, 128), 4: (None,), 8: (None,)}
-_LIMITS_OF_BOTH = {1: (None, 80, 96, 112, 128, 144, 160, 168, 200), 2: (None, 80, 128, 168), 4: (None,)}
+_LIMITS_OF_BOTH = {1: (None, 80, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168), 4: (None,)}
 _WINDOWS, _WINDOW = (32, 64), 128
 
 

@@ -154,8 +154,7 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     }
     in_place = all(a is None or a is states or any(a.tensor is t for t in work.tensors) for a in taken.values())
     sizes, even = Sizes.of(like, -1), _even(states)
-    # Forward the states of both directions are not wanted, backward no gradient comes in for the second alone.
-    config = _tile(like, even, backward=backward, added=work.tensors[4 if backward else 2] is None)
+    config = _tile(like, even, backward=backward, added=backward and work.tensors[4] is None)
     if config is None or states.tensor is not like or states.t != 1 or not in_place:
         return None
     V, tiles, window = config.width, _tiles(sizes.T, config), 0
@@ -174,7 +173,7 @@ def _configure(name: str, work: Work, log_gates: bool) -> Launch | None:
     constants |= {
         "STATE": tl.float32,
         "TIME": tl.int32,
-        "WARPS": config.num_warps,
+        "ONE_WARP": config.num_warps == 1,
         "WINDOW": window,
         "HOLD": even and V == 8 and config.rows * config.steps >= _HELD_FROM * 32 * config.num_warps,
     }

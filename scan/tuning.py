@@ -73,8 +73,14 @@ _PACKED_BACKWARD = {
 
 # Rows too few to fill a GPU, and long: their programs share a row. Then where sequences are packed, and where rows end
 # within a tile.
-_SPLIT_FORWARD = {4: Tile(1, 256, 4, 1, window=64), 2: Tile(1, 256, 8, 1, window=64)}
-_SPLIT_BACKWARD = {4: Tile(1, 256, 4, 1, window=64), 2: Tile(1, 128, 8, 1, registers=96, window=64)}
+_SPLIT_FORWARD = {
+    4: Tile(1, 256, 4, 1, registers=128, window=64),
+    2: Tile(1, 128, 8, 1, registers=96, window=32),
+}
+_SPLIT_BACKWARD = {
+    4: Tile(1, 256, 4, 1, registers=128, window=64),
+    2: Tile(1, 128, 8, 1, registers=96, window=64),
+}
 _SPLIT_PACKED_FORWARD = {
     4: Tile(1, 256, 4, 1, registers=128, window=32),
     2: Tile(1, 128, 8, 1, registers=128, window=32),
@@ -82,11 +88,10 @@ _SPLIT_PACKED_FORWARD = {
 _SPLIT_PACKED_BACKWARD = {4: Tile(1, 128, 4, 1, window=64), 2: Tile(1, 64, 8, 1, window=32)}
 _SPLIT_RAGGED_FORWARD = {4: Tile(1, 512, 4, 4, window=128), 2: Tile(1, 256, 8, 4, window=128)}
 _SPLIT_RAGGED_BACKWARD = {4: Tile(1, 256, 4, 4, window=128), 2: Tile(1, 128, 8, 4, window=128)}
-# Longer rows of whole tiles of 4 bytes, however many: shared in runs, which memory likes better than a program each.
-# Packed ones take the tile of forward either way, if sequences are longer on average than so many steps.
+# Longer rows of whole tiles of 4 bytes, however many, and forward packed ones too: shared in runs, which memory likes
+# better than a program each.
 _RUNS_FORWARD = Tile(1, 256, 4, 1, registers=128, window=32, run=16)
 _RUNS_BACKWARD = Tile(1, 256, 4, 1, registers=160, window=64, run=64)
-_SHORT_SEQUENCES = 255
 _WALKED_FORWARD, _WALKED_BACKWARD = 8192, 4096
 _FEW_ROWS, _LONG = 384, 16384
 
@@ -99,13 +104,12 @@ def time_contiguous(
     nearest = 2 if itemsize == 2 else 4
     if n_rows < _FEW_ROWS and T > _LONG:
         return _split(T, itemsize, backward, packed)
-    runs, walked = (_RUNS_BACKWARD, _WALKED_BACKWARD) if backward and not packed else (_RUNS_FORWARD, _WALKED_FORWARD)
-    of_sequence = T // max(1, n_sequences) if packed else T
-    if itemsize == 4 and T > walked and T % runs.steps == 0 and of_sequence > _SHORT_SEQUENCES:
+    runs, walked = (_RUNS_BACKWARD, _WALKED_BACKWARD) if backward else (_RUNS_FORWARD, _WALKED_FORWARD)
+    if itemsize == 4 and T > walked and T % runs.steps == 0 and not (packed and backward):
         return runs
     if packed and T > 512:
         table = (_PACKED_BACKWARD if backward else _PACKED_FORWARD)[nearest]
-        rows, groups, num_warps, stages = _of_length(of_sequence, table)
+        rows, groups, num_warps, stages = _of_length(T // max(1, n_sequences), table)
     else:
         rows, groups, num_warps, stages = _of_length(T, (_BACKWARD if backward else _FORWARD)[nearest])
         if T > groups * width and T % (groups * width):
@@ -133,25 +137,25 @@ def _of_length(T: int, table: _Table) -> tuple[int, int, int, int]:
 # Both directions of the same rows: the most steps, then the tile. More rows or groups a thread have more bytes under
 # way, until registers leave room for fewer programs. Of rows that no tile holds programs share each, at most `window`.
 _SHARED_FORWARD = {
-    4: ((128, Tile(2, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 2)), (1024, Tile(1, 256, 4, 4)),
-        (2048, Tile(1, 512, 4, 4)), (4096, Tile(1, 1024, 4, 4)), (8192, Tile(1, 2048, 4, 8, registers=128)),
+    4: ((128, Tile(2, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 4)),
+        (2048, Tile(1, 512, 4, 4, registers=80)), (4096, Tile(1, 1024, 4, 4, registers=128)),
+        (8192, Tile(1, 128, 4, 1, registers=80, window=128)),
         (131072, Tile(1, 256, 4, 1, registers=128, window=128))),
     2: ((128, Tile(4, 16, 8, 1, registers=80)), (256, Tile(2, 32, 8, 1)), (512, Tile(1, 64, 8, 1)),
-        (1024, Tile(1, 128, 8, 2)), (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4)),
-        (8192, Tile(1, 1024, 8, 8)), (16384, Tile(1, 128, 8, 1, registers=80, window=128)),
-        (131072, Tile(1, 256, 8, 2, registers=80, window=128))),
+        (1024, Tile(1, 128, 8, 2)), (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4, registers=112)),
+        (8192, Tile(1, 1024, 8, 8)), (131072, Tile(1, 128, 8, 1, registers=80, window=128))),
 }  # fmt: skip
 _SHARED_BACKWARD = {
     4: ((128, Tile(1, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 8)),
-        (2048, Tile(1, 512, 4, 4)), (4096, Tile(1, 1024, 4, 8)), (8192, Tile(1, 128, 4, 1, window=128)),
+        (2048, Tile(1, 512, 4, 4)), (8192, Tile(1, 128, 4, 1, registers=128, window=128)),
         (131072, Tile(1, 256, 4, 1, window=128))),
     2: ((128, Tile(2, 16, 8, 1)), (256, Tile(1, 32, 8, 1)), (512, Tile(1, 64, 8, 1)), (1024, Tile(1, 128, 8, 4)),
-        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4)), (8192, Tile(1, 1024, 8, 8)),
-        (16384, Tile(1, 128, 8, 1, window=128)), (131072, Tile(1, 256, 8, 2, window=128))),
+        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4, registers=128)),
+        (16384, Tile(1, 128, 8, 1, registers=128, window=128)),
+        (131072, Tile(1, 128, 8, 1, registers=112, window=128))),
 }  # fmt: skip
-# How many registers a thread of such a tile of one warp may take where a sum alone is wanted, of 2 bytes, or comes in,
-# of 4: it holds a tensor less.
-_SUM_FORWARD, _SUM_BACKWARD = 72, 168
+# Where such a thread may take any, one that holds a sum's incoming gradient instead of two may take so many.
+_SUM_REGISTERS = 168
 
 
 def shared(
@@ -159,7 +163,7 @@ def shared(
 ) -> Tile | None:
     """Configuration for both directions of `n_rows` rows of T contiguous steps; None where two scans are as fast.
 
-    Rows that are not `even` begin or end within a vector. Of both directions the sum alone may be `added`.
+    Rows that are not `even` begin or end within a vector. Backward may be that of the sum of both, `added`.
     """
     width = 16 // itemsize
     steps = T if even else T + width - 1
@@ -179,8 +183,8 @@ def shared(
     # Of few long rows either direction alone is split.
     if tile.window and n_rows < _FEW_ROWS and T > _LONG:
         return None
-    if added and tile.window and tile.num_warps == 1 and itemsize == (4 if backward else 2):
-        return tile._replace(registers=_SUM_BACKWARD if backward else _SUM_FORWARD)
+    if backward and added and tile.window and tile.registers is None:
+        return tile._replace(registers=_SUM_REGISTERS)
     return tile
 
 

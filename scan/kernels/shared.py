@@ -27,33 +27,25 @@ from scan.kernels.columns import (
 )
 from scan.kernels.exchange import carries_in, own_turn
 from scan.kernels.rows import own_rows, row_offset, steps_behind
-from scan.kernels.strips import compose_strips, compose_warps, enter_strips, numbers_in_strips, of_warp
+from scan.kernels.strips import compose_strips, enter_strips, of_tile
 from scan.kernels.tiles import exponentials, gradients_from, group_map, group_map_backward, states_from
 
 
 @triton.jit
-def enter_both(map_ahead, map_back, exchange, WINDOW: tl.constexpr, WARPS: tl.constexpr):
+def enter_both(map_ahead, map_back, exchange, WINDOW: tl.constexpr, ONE_WARP: tl.constexpr):
     """State before each group `[R, N]` in either direction, from the groups' maps in each.
 
     Rows begin and end with a state of zero; of rows that programs share (WINDOW), what other tiles hold comes in.
     """
-    N: tl.constexpr = map_ahead[0].shape[1]
-    within, lanes = compose_strips(map_ahead[0], map_ahead[1], False, False, WARPS)
-    within_back, lanes_back = compose_strips(map_back[0], map_back[1], False, True, WARPS)
+    within, strips, whole = compose_strips(map_ahead[0], map_ahead[1], False)
+    within_back, strips_back, whole_back = compose_strips(map_back[0], map_back[1], False, True, ONE_WARP)
     before = tl.zeros([map_ahead[0].shape[0], 1], map_ahead[0].dtype)
     behind = before
-    if WARPS > 1:
-        warps, whole = compose_warps(lanes, WARPS)
-        warps_back, whole_back = compose_warps(lanes_back, WARPS, True)
-        gate, state, state_back = whole[0], whole[1], whole_back[1]
-    elif WINDOW > 0:
-        gate, state, state_back = of_warp(lanes[0]), of_warp(lanes[1]), of_warp(lanes_back[1])
     if WINDOW > 0:
-        before, behind = carries_in(gate, state, state_back, exchange, WINDOW)
-    if WARPS > 1:
-        before, behind = warps[1] + warps[0] * before, warps_back[1] + warps_back[0] * behind
-    ahead = enter_strips(within, lanes, before, N, False, False, WARPS)
-    return ahead, enter_strips(within_back, lanes_back, behind, N, False, True, WARPS)
+        of_row = of_tile(whole[0]), of_tile(whole[1]), of_tile(whole_back[1], True, ONE_WARP)
+        before, behind = carries_in(of_row[0], of_row[1], of_row[2], exchange, WINDOW)
+    ahead = enter_strips(within, strips, before, False)
+    return ahead, enter_strips(within_back, strips_back, behind, False, True, ONE_WARP)
 
 
 @triton.jit
@@ -149,7 +141,7 @@ def forward_shared(
     R: tl.constexpr, N: tl.constexpr, V: tl.constexpr,
     LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, TOKENS_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr,
-    STATE: tl.constexpr, TIME: tl.constexpr, WARPS: tl.constexpr, WINDOW: tl.constexpr,
+    STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr, WINDOW: tl.constexpr,
     HOLD: tl.constexpr,
 ):
     """States of both directions, their sum, and the states after the last step of each: those that are wanted."""
@@ -160,7 +152,7 @@ def forward_shared(
     tokens_base = row_offset(b, c, row, tokens_b, tokens_c, FLAT, False)
     states_base = row_offset(b, c, row, states_b, states_c, FLAT, False)
     T = T.to(TIME)
-    group = numbers_in_strips(N, WARPS).to(TIME)
+    group = tl.arange(0, N)[None, :].to(TIME)
     phase = 0
     spare = V
     if not EVEN:
@@ -182,7 +174,7 @@ def forward_shared(
     g, x = exponentials(in_state_dtype(g, V, STATE), V, LOG), in_state_dtype(x, V, STATE)
     map_ahead = group_map(g, x, V, WINDOW)
     map_back = group_map(in_scan_order(g, V, True), in_scan_order(x, V, True), V, WINDOW)
-    before, behind = enter_both(map_ahead, map_back, exchange, WINDOW, WARPS)
+    before, behind = enter_both(map_ahead, map_back, exchange, WINDOW, ONE_WARP)
     if HOLD:
         nothing = tl.minimum(T, 0).to(tl.uint32)
         g = exponentials(taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty, STATE), V, LOG)
@@ -219,7 +211,7 @@ def backward_shared(
     LOG: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, EVEN_ROWS: tl.constexpr, FLAT: tl.constexpr,
     GATES_VECTOR: tl.constexpr, STATES_VECTOR: tl.constexpr, D_STATES_VECTOR: tl.constexpr,
     D_GATES_VECTOR: tl.constexpr, D_TOKENS_VECTOR: tl.constexpr,
-    STATE: tl.constexpr, TIME: tl.constexpr, WARPS: tl.constexpr, WINDOW: tl.constexpr,
+    STATE: tl.constexpr, TIME: tl.constexpr, ONE_WARP: tl.constexpr, WINDOW: tl.constexpr,
     HOLD: tl.constexpr,
 ):
     """Gradients of `forward_shared`, added over both directions; one `d_states` is that of both, as of a sum."""
@@ -232,7 +224,7 @@ def backward_shared(
     d_gates_base = row_offset(b, c, row, d_gates_b, d_gates_c, FLAT, False)
     d_tokens_base = row_offset(b, c, row, d_tokens_b, d_tokens_c, FLAT, False)
     T = T.to(TIME)
-    group = numbers_in_strips(N, WARPS).to(TIME)
+    group = tl.arange(0, N)[None, :].to(TIME)
     phase = 0
     spare = V
     if not EVEN:
@@ -270,7 +262,7 @@ def backward_shared(
     # What flows back through a direction meets the steps in the other one.
     map_ahead = group_map_backward(in_scan_order(g, V, True), in_scan_order(d, V, True), V)
     map_back = group_map_backward(g, d_reverse, V)
-    before, behind = enter_both(map_back, map_ahead, exchange, WINDOW, WARPS)
+    before, behind = enter_both(map_back, map_ahead, exchange, WINDOW, ONE_WARP)
     if d_gates_ptr is not None:
         if WINDOW > 0:
             # Read after what a program waits for, so that meanwhile there is room for more programs.

@@ -1,15 +1,10 @@
-"""The parallel scan over the maps of a tile's groups.
+"""The parallel scan over the maps of a tile's groups, in strips: 32 groups that lie side by side in a warp.
 
-Groups that are neighbours in memory lie in neighbouring lanes, strips of 32 one after another, W warps side by side.
-For the scan groups that follow one another come together: strips and lanes trade places until a lane holds S
-neighbours (log2 S rounds of S / 2 shuffles for a value). A lane composes what it holds in registers, one map a lane
-takes part in rounds of shuffles, and one map a warp passes through shared memory.
+Within a strip maps are composed across threads, then the maps of whole strips one after another, and the state before
+each group is the one after its neighbour. So two values a round move between threads, and three or five in all. (A scan
+that carries beside each prefix the same without its last map moves four values a round.)
 
-Where a program is alone with short rows, nothing waits for shuffles but the rounds of them one for another: there each
-strip is scanned across lanes, which moves two values in each of five rounds, S times, but in fewer rounds.
-
-Strips are `[S * W, L]` here, and `[S, W * L]` where lanes do not matter: both are the layout that the compiler gives
-such a shape by itself, so that no value moves but by a shuffle.
+Groups are `[R, S, L]` here, L groups of S strips; where there is one strip, `[R, L]`.
 """
 
 import triton
@@ -18,34 +13,19 @@ import triton.language as tl
 from scan.kernels.maps import compose, compose_both, compose_resets, compose_resets_both, enter
 
 
-@triton.constexpr_function
-def strips_of(N, W):
-    """How many strips each of W warps has of N groups."""
-    return max(1, N // (32 * W))
-
-
-@triton.jit
-def numbers_in_strips(N: tl.constexpr, W: tl.constexpr):
-    """The number of each group, `[1, N]`: those of a warp follow one another."""
-    n = tl.arange(0, N)[None, :]
-    if W > 1 and N > 32 * W:
-        warp, strip = n & (32 * W - 32), n & -(32 * W)
-        n = (n & 31) | (strip // W) | (warp * (N // (32 * W)))
-    return n
-
-
-@triton.jit
-def numbers_in_lanes(N: tl.constexpr):
-    """The number of each of N maps, `[1, N]`, of which those in one lane follow one another."""
-    n = tl.arange(0, N)[None, :]
-    return n if N <= 32 else (n & 31) * (N // 32) + (n >> 5)
-
-
 @triton.jit
 def in_strips(value):
-    """`[1, N]` in strips of 32; rows of one strip as they are."""
+    """`[R, N]` in strips."""
+    R: tl.constexpr = value.shape[0]
     N: tl.constexpr = value.shape[1]
-    return tl.reshape(value, [N // 32, 32]) if N > 32 else value
+    return tl.reshape(value, [R, N // 32, 32]) if N > 32 else value
+
+
+@triton.jit
+def lanes_of(value):
+    """The number of each group in its strip, in the shape of one strip."""
+    lane = tl.arange(0, value.shape[-1])
+    return lane[None, None, :] if len(value.shape) == 3 else lane[None, :]
 
 
 @triton.jit
@@ -55,171 +35,88 @@ def from_lane(value, lane):
 
 
 @triton.jit
-def lanes_of(value):
-    """The number of each lane, in the shape of one strip."""
-    lane = tl.arange(0, value.shape[-1])
-    return lane[None, None, :] if len(value.shape) == 3 else lane[None, :]
-
-
-@triton.jit
-def strips_apart(value, n: tl.constexpr):
-    """Rows whose number has not the bit n, and those whose number has it."""
-    S: tl.constexpr = value.shape[0]
-    L: tl.constexpr = value.shape[1]
-    early, late = tl.split(tl.permute(tl.reshape(value, [S // (2 * n), 2, n * L]), [0, 2, 1]))
-    return tl.reshape(early, [S // 2, L]), tl.reshape(late, [S // 2, L])
-
-
-@triton.jit
-def strips_together(early, late, n: tl.constexpr):
-    """The inverse of `strips_apart`."""
-    S: tl.constexpr = 2 * early.shape[0]
-    L: tl.constexpr = early.shape[1]
-    early, late = tl.reshape(early, [S // (2 * n), n * L]), tl.reshape(late, [S // (2 * n), n * L])
-    return tl.reshape(tl.permute(tl.join(early, late), [0, 2, 1]), [S, L])
-
-
-@triton.jit
-def trade(value, S: tl.constexpr, W: tl.constexpr):
-    """Bits of the number of a strip and low bits of that of a lane change places (its own inverse)."""
-    for k in tl.static_range(5):
-        if (2 << k) <= S:
-            early, late = strips_apart(value, W << k)
-            lane = lanes_of(early)
-            odd = (lane & (1 << k)) != 0
-            moved = from_lane(tl.where(odd, early, late), lane ^ (1 << k))
-            value = strips_together(tl.where(odd, moved, early), tl.where(odd, late, moved), W << k)
-    return value
+def neighbours_swapped(value, n: tl.constexpr):
+    """`[R, S, L]` where every n strips changed places with the next n."""
+    R: tl.constexpr = value.shape[0]
+    S: tl.constexpr = value.shape[1]
+    L: tl.constexpr = value.shape[2]
+    early, late = tl.split(tl.permute(tl.reshape(value, [R, S // (2 * n), 2, n * L]), [0, 1, 3, 2]))
+    return tl.reshape(tl.permute(tl.join(late, early), [0, 1, 3, 2]), [R, S, L])
 
 
 @triton.jit
 def strips_reversed(value):
-    """The order of rows reversed, by name alone."""
-    for k in tl.static_range(5):
-        if (2 << k) <= value.shape[0]:
-            early, late = strips_apart(value, 1 << k)
-            value = strips_together(late, early, 1 << k)
+    """The order of strips reversed; where one warp holds them all, by name alone."""
+    for k in tl.static_range(6):
+        if len(value.shape) == 3 and (2 << k) <= value.shape[1]:
+            value = neighbours_swapped(value, 1 << k)
     return value
 
 
 @triton.jit
-def last_strip(value):
-    """The last row, by name alone."""
-    for k in tl.static_range(5):
-        if value.shape[0] > 1:
-            _, value = strips_apart(value, 1)
-    return value
+def compose_strips(gate, state, RESETS: tl.constexpr, BACK: tl.constexpr = False, ONE_WARP: tl.constexpr = False):
+    """Maps of groups `[R, N]` composed, from the last group on if BACK: pairs of a gate and a state.
 
-
-@triton.jit
-def rank_of(lane, S: tl.constexpr, L: tl.constexpr, BACK: tl.constexpr):
-    """The place in scan order of what a lane holds after `trade` of S strips."""
-    rank = (lane & (S - 1)) * (L // S) + lane // S
-    return L - 1 - rank if BACK else rank
-
-
-@triton.jit
-def lane_at(rank, S: tl.constexpr, L: tl.constexpr, BACK: tl.constexpr):
-    """The lane of that rank."""
-    rank = L - 1 - rank if BACK else rank
-    return (rank & (L // S - 1)) * S + rank // (L // S)
-
-
-@triton.jit
-def of_warp(value):
-    """What the last lane in scan order holds, in every lane."""
-    return from_lane(value, lanes_of(value) | (value.shape[-1] - 1))
-
-
-@triton.jit
-def compose_strips(gate, state, RESETS: tl.constexpr, BACK: tl.constexpr = False, W: tl.constexpr = 1,
-                   IN_LANES: tl.constexpr = False):
-    """Maps of groups `[R, N]` composed, from the last group on if BACK.
-
-    Those of the groups before each within its lane `[S, W * L]`, in scan order, and of lanes, brought into scan order,
-    up to each `[W, L]`: pairs of a gate and a state.
+    Those up to each group within its strip, lanes in scan order; those of all strips before; and up to each strip.
+    Triton reverses a scan by five shuffles for each value that goes in or comes out, which mirrored lanes do in one;
+    strips change places first if one warp holds all of them (ONE_WARP).
     """
-    S: tl.constexpr = strips_of(gate.shape[1], W)
     gate, state = in_strips(gate), in_strips(state)
-    if not IN_LANES:
-        gate, state = trade(gate, S, W), trade(state, S, W)
-    L: tl.constexpr = gate.shape[1]
-    within = gate, state  # where a lane holds one map, nobody looks
-    if S > 1:
-        gate, state = tl.reshape(gate, [S, W * L]), tl.reshape(state, [S, W * L])
-        one, zero = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
-        if BACK:
-            gate, state = strips_reversed(gate), strips_reversed(state)
-        if RESETS:
-            gate, state, one, zero = tl.associative_scan((gate, state, one, zero), 0, compose_resets_both)
-        else:
-            gate, state, one, zero = tl.associative_scan((gate, state, one, zero), 0, compose_both)
-        within = one, zero
-        gate, state = tl.reshape(last_strip(gate), [W, L]), tl.reshape(last_strip(state), [W, L])
-    if BACK or (S > 1 and not IN_LANES):
-        at = lane_at(lanes_of(gate), S, L, BACK)
-        gate, state = from_lane(gate, at), from_lane(state, at)
-    if RESETS:
-        lanes = tl.associative_scan((gate, state), 1, compose_resets)
-    else:
-        lanes = tl.associative_scan((gate, state), 1, compose)
-    return within, lanes
-
-
-@triton.jit
-def compose_warps(lanes, W: tl.constexpr, BACK: tl.constexpr = False):
-    """Maps of warps composed: of those before each `[W, L]`, and of all `[1, L]`, in every lane."""
-    gate, state = of_warp(lanes[0]), of_warp(lanes[1])
-    one, zero = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
-    gate, state, one, zero = tl.associative_scan((gate, state, one, zero), 0, compose_both, reverse=BACK)
-    last = tl.arange(0, W)[:, None] == (0 if BACK else W - 1)
-    whole = tl.sum(tl.where(last, gate, 0.0), 0)[None, :], tl.sum(tl.where(last, state, 0.0), 0)[None, :]
-    return (one, zero), whole
-
-
-@triton.jit
-def enter_strips(within, lanes, carry, N: tl.constexpr, RESETS: tl.constexpr, BACK: tl.constexpr = False,
-                 W: tl.constexpr = 1):
-    """State before each group `[R, N]` from what `compose_strips` composed and the state before the tile, or each warp.
-
-    That is `[R, 1]` or, the same in every lane, `[R, L]` or `[W, L]`.
-    """
-    L: tl.constexpr = lanes[0].shape[1]
-    if RESETS:
-        after = enter(lanes[0], lanes[1], carry)
-    else:
-        after = lanes[1] + lanes[0] * carry
-    S: tl.constexpr = strips_of(N, W)
-    rank = rank_of(lanes_of(after), S, L, BACK)
-    before = tl.where(rank == 0, tl.broadcast_to(carry, after.shape), from_lane(after, (rank - 1) & (L - 1)))
-    if S == 1:
-        return before if W == 1 else tl.reshape(before, [1, N])
-    else:
-        before = tl.reshape(before, [1, W * L])
-        if RESETS:
-            before = enter(within[0], within[1], before)
-        else:
-            before = within[1] + within[0] * before
-        if BACK:
-            before = strips_reversed(before)
-        return tl.reshape(trade(tl.reshape(before, [S * W, L]), S, W), [1, N])
-
-
-@triton.jit
-def enter_each(gate, state, carry):
-    """State before each group `[1, N]` from the groups' maps and the state before the tile, each strip for itself."""
-    N: tl.constexpr = gate.shape[1]
-    if N > 32:
-        # Strips `[1, S, 32]` here: of two axes Triton before 3.7 may scan twice.
-        gate, state = tl.reshape(gate, [1, N // 32, 32]), tl.reshape(state, [1, N // 32, 32])
-        carry = tl.expand_dims(carry, 1)
-    gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose)
-    before = tl.broadcast_to(carry, gate.shape)
-    if N > 32:
-        one, zero = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
-        _, _, one, zero = tl.associative_scan((of_warp(gate), of_warp(state), one, zero), 1, compose_both)
-        before = zero + one * carry
     lane = lanes_of(gate)
-    after = from_lane(state + gate * before, (lane - 1) & (gate.shape[-1] - 1))
-    before = tl.where(lane == 0, before, after)
-    return tl.reshape(before, [1, N]) if N > 32 else before
+    last: tl.constexpr = gate.shape[-1] - 1
+    if BACK:
+        gate, state = from_lane(gate, lane ^ last), from_lane(state, lane ^ last)
+        if ONE_WARP:
+            gate, state = strips_reversed(gate), strips_reversed(state)
+    if RESETS:
+        gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose_resets)
+    else:
+        gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose)
+    gate_of, state_of = from_lane(gate, lane | last), from_lane(state, lane | last)
+    one, zero = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
+    if len(gate.shape) == 3:
+        if RESETS:
+            gate_of, state_of, one, zero = tl.associative_scan((gate_of, state_of, one, zero), 1, compose_resets_both)
+        else:
+            gate_of, state_of, one, zero = tl.associative_scan(
+                (gate_of, state_of, one, zero), 1, compose_both, reverse=BACK and not ONE_WARP
+            )
+    return (gate, state), (one, zero), (gate_of, state_of)
+
+
+@triton.jit
+def of_tile(value, BACK: tl.constexpr = False, ONE_WARP: tl.constexpr = False):
+    """What maps up to each strip have after all strips, in every lane, `[R, L]`: one number would take shuffles."""
+    if len(value.shape) == 3:
+        S: tl.constexpr = value.shape[1]
+        strip = tl.arange(0, S)[None, :, None]
+        value = tl.sum(tl.where(strip == (0 if BACK and not ONE_WARP else S - 1), value, 0.0), 1)
+    return value
+
+
+@triton.jit
+def enter_strips(within, before, carry, RESETS: tl.constexpr, BACK: tl.constexpr = False,
+                 ONE_WARP: tl.constexpr = False):
+    """State before each group `[R, N]` from what `compose_strips` composed and the state before the tile.
+
+    That is `[R, 1]` or, the same in every lane, `[R, L]`.
+    """
+    lane = lanes_of(within[0])
+    last: tl.constexpr = within[0].shape[-1] - 1
+    if len(within[0].shape) == 3:
+        carry = tl.expand_dims(carry, 1)
+    if RESETS:
+        h = enter(before[0], before[1], carry)
+        after = enter(within[0], within[1], h)
+    else:
+        h = before[1] + before[0] * carry
+        after = within[1] + within[0] * h
+    if BACK:
+        h = tl.where(lane == last, h, from_lane(after, ((lane ^ last) - 1) & last))
+        if ONE_WARP:
+            h = strips_reversed(h)
+    else:
+        h = tl.where(lane == 0, h, from_lane(after, (lane - 1) & last))
+    if len(h.shape) == 3:
+        h = tl.reshape(h, [h.shape[0], h.shape[1] * h.shape[2]])
+    return h

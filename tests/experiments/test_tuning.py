@@ -35,7 +35,7 @@ SHAPES = [
     for T, n in [*((T, 0) for T in (128, 512, 1000, 4096, 4097, 33753, long)), (512, 2), (long, 4096), (long, 1)]
 ]
 # What may be at most the registers of tiles of one warp and of two that programs share, in both directions and in one.
-LIMITS_OF_BOTH = {1: (None, 80, 96, 112, 128, 144, 160, 168, 200), 2: (None, 80, 128, 168)}
+LIMITS_OF_BOTH = {1: (None, 80, 96, 112, 128, 144, 160, 168, 200), 2: (None, 128, 168)}
 LIMITS = {1: (None, 96, 128, 160), 2: (None, 128)}
 QUICK = Measure(repeats=5, target_ms=0.2, warmup_ms=0.2, longest_call_s=30)
 
@@ -139,7 +139,7 @@ def test_candidates_for_both_directions_hold_a_row_as_the_present_tile_does(item
         for T in (longest // 2 + 8, longest) if taken.window else ():
             chosen, tried = present(T, itemsize, **shape), candidates(T, itemsize, **shape)
             assert chosen == taken and taken not in tried
-            assert 16 <= len(tried) == len(set(tried)) == len({words(tile) for tile in tried}) <= 26
+            assert 16 <= len(tried) == len(set(tried)) == len({words(tile) for tile in tried}) <= 24
             for tile in tried:
                 steps = tile.groups * tile.width // (32 * tile.num_warps)
                 assert tile.window == max(128, longest // tile.steps) and steps in (16, 32, 64)
@@ -186,7 +186,7 @@ def test_the_sweep_covers_every_entry_of_every_table() -> None:
     assert {tuned.place(vars(case)) for case in cases} == entries
     tried = [tile for case in cases for tile in candidates(case.T, tuned.ITEMSIZES[case.dtype], **launch_shape(case))]
     assert 2890 < len(tried) < 2990, "the README says how many, and how long they take"
-    assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16, 32} and max(tile.groups for tile in tried) == 2048
+    assert {tile.num_warps for tile in tried} == {1, 2, 4, 8, 16, 32} and max(tile.groups for tile in tried) == 1024
 
 
 @hypothesis.given(
@@ -516,10 +516,10 @@ def test_rows_that_end_within_a_tile_and_packed_rows_have_tables_of_their_own(ca
         ([replace(CASE, B=1, C=512, T=65536, mode="backward")], "_RUNS_BACKWARD", None,
          Tile(1, 128, 4, 1, registers=96, window=64, run=16)),
         ([replace(CASE, T=4096, directions="shared")], "_SHARED_FORWARD", 5, Tile(1, 1024, 4, 32)),
-        ([replace(CASE, T=8192, directions="shared", mode="backward")], "_SHARED_BACKWARD", 6,
+        ([replace(CASE, T=8192, directions="shared", mode="backward")], "_SHARED_BACKWARD", 5,
          Tile(1, 512, 4, 2, registers=168, window=128)),
         ([replace(CASE, C=768, T=T, directions="shared", mode="backward") for T in (65536, 2**17)], "_SHARED_BACKWARD",
-         7, Tile(1, 128, 4, 1, registers=112, window=256)),
+         6, Tile(1, 128, 4, 1, registers=112, window=256)),
         ([replace(CASE, T=T, directions="shared", mode="backward") for T in (1024, 768)], "_SHARED_BACKWARD", 3,
          Tile(1, 256, 4, 2, registers=128)),
         ([replace(CASE, dim=-2, B=8, C=1536, T=1024)], "_LAST_FORWARD", 0, Tile(64, 8, 8, 8, 2)),

@@ -22,8 +22,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 # The longest rows of one tile, by dtype and whether backward; the longest that begin or end within a group, of 512
 # groups; and the longest that programs share.
 LONGEST = {
-    (torch.float32, False): 8192, (torch.float32, True): 4096,
-    (torch.bfloat16, False): 8192, (torch.bfloat16, True): 8192,
+    (torch.float32, False): 4096, (torch.float32, True): 2048,
+    (torch.bfloat16, False): 8192, (torch.bfloat16, True): 4096,
 }  # fmt: skip
 LONGEST_CUT = {torch.float32: 2048, torch.bfloat16: 4096}
 LONGEST_SHARED = 131_072
@@ -43,7 +43,7 @@ SPILLED_LONG = {
     (torch.bfloat16, False): (32, 32, 80), (torch.bfloat16, True): (16, 16, 96),
 } if OLD else {
     (torch.float32, False): (32, 32, 40), (torch.float32, True): (0, 0, 40),
-    (torch.bfloat16, False): (24, 32, 48), (torch.bfloat16, True): (16, 32, 48),
+    (torch.bfloat16, False): (24, 24, 48), (torch.bfloat16, True): (16, 32, 48),
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ class Kernel(NamedTuple):
 
     @property
     def tile(self) -> tuning.Tile:
-        added = self.form in ("sum", "backward of a sum")
+        added = self.form == "backward of a sum"
         tile = tuning.shared(self.T, self.dtype.itemsize, backward=self.backward, even=self.even, added=added)
         assert tile is not None
         return tile
@@ -118,67 +118,64 @@ class Kernel(NamedTuple):
 
     @property
     def strips(self) -> int:
-        """How many groups of a row a thread holds."""
-        return max(1, self.tile.groups // (32 * self.tile.num_warps))
+        """How many of a row; a row of fewer than 32 groups is one."""
+        return max(1, self.tile.groups // 32)
 
     @property
     def shuffles(self) -> int:
-        """Of each row of which a thread holds part, in either direction.
+        """Of each strip of a thread, in either direction: two values a round, and the state of the neighbour.
 
-        Strips and lanes trade places by shuffles of half the strips for each bit of their number: a map's two values,
-        and the state that comes back. Maps of lanes come into scan order, if they are not, by two. Two values a round
-        are composed across lanes, and of the lane before the state is asked for; where a thread holds parts of several
-        rows, Triton brings either value across. Of several warps two more bring the map of each to all lanes; then
-        Triton brings each of four values across, and for the way back reverses all of them by five shuffles each, there
-        and back.
+        Where a thread holds several, Triton brings either value across. Where a row has several, so is the map of the
+        whole strip. Groups are mirrored for the way back, by a shuffle for each of two values. Scans over the strips
+        of one warp take none; across warps Triton brings each of four values across, and for the way back reverses all
+        of them by five shuffles each, there and back.
 
         Each final state is a sum for each row that a thread holds part of, brought to the thread that stores it. The
         rows of a program agree on how far one can read: 64 bits of either input, and of the states.
         """
-        tile, rounds, bits = self.tile, _log2(min(32, self.tile.groups)), _log2(self.strips)
-        traded = 3 * bits * self.strips // 2
-        whole = 2 if tile.num_warps > 1 or tile.window else 0
-        ways = 2 * (traded + 2 * rounds + whole + 1 + (2 if self.pairs > self.strips else 0)) + (4 if bits else 2)
+        tile, rounds = self.tile, _log2(min(32, self.tile.groups))
+        ways = 2 * (2 * rounds + 1 + (2 if self.pairs > 1 else 0) + (2 if self.strips > 1 else 0)) + 2
         across = 2 * 4 + 2 * 4 * 5 if tile.num_warps > 1 else 0
         sums = 2 * (min(tile.rows, self.pairs) * (rounds + _log2(tile.num_warps)) + _log2(tile.rows))
         ends = (3 if self.backward else 2) * 2 * _log2(tile.rows)
-        shuffles = self.pairs // self.strips * (ways + across) + (sums if self.final else 0)
-        return shuffles + (0 if self.even else ends) + self.exchange
+        shuffles = self.pairs * (ways + across) + (sums if self.final else 0) + (0 if self.even else ends)
+        return shuffles + self.exchange
 
     @property
     def exchange(self) -> int:
-        """Where programs share a row: of the maps of all of them in either direction, several of which a lane reads.
+        """Where programs share a row: of the maps of all of them in either direction, in strips as groups are.
 
-        All lanes hold the map of the tile, so that it takes no sums, and of all programs the map after the last one,
-        two shuffles. Of several warps the tile's maps, and whether all are there, are totals of warps; more maps than
-        a warp has lanes are brought across as those of groups.
+        All lanes hold the map of the tile, so that it takes no sums, and of all programs the state after the last one,
+        a shuffle where they are one strip. Of several warps the maps of strips are brought across as those of groups;
+        then the tile's map and two states that come in, in three and two numbers, and whether all maps are there, in
+        two, are totals of warps.
         """
         if self.tile.window == 0:
             return 0
-        across = 2 * 2 * 4 if self.parts > self.held else 0
-        return 2 * (2 * 5 + 2) + across + (4 + 2 + 2) * _log2(self.tile.num_warps)
+        strip = 2 * 5 + (2 if self.held > 1 else 0) + (2 if self.parts > 1 else 1)
+        across = 4 if self.tile.num_warps > 1 else 0
+        return 2 * self.held * (strip + across) + (3 + 2 + 2) * _log2(self.tile.num_warps)
 
     @property
     def parts(self) -> int:
-        """How many maps of programs a lane would read if a warp were alone."""
-        return max(1, -(-self.T // self.tile.steps) // 32) if self.tile.window else 0
+        """How many strips the maps of all programs of a row are."""
+        return self.held * self.tile.num_warps
 
     @property
     def scans(self) -> int:
-        """In either direction within lanes where they hold several maps, over them and over warps; then of programs."""
-        of_groups = 1 + (self.strips > 1) + (self.tile.num_warps > 1)
-        return 2 * (of_groups + (1 + (self.parts > 1) if self.tile.window else 0))
+        """In either direction within strips, and over them where there are several; of groups, then of programs."""
+        return 2 * ((1 + (self.strips > 1)) + (1 + (self.parts > 1) if self.tile.window else 0))
 
     @property
     def barriers(self) -> int:
         """Two scans over strips of several warps, each a meeting after writing, and one between them.
 
         A final state is a sum, that meets there too and once more before it is stored. One warp meets nobody. Where
-        several share a row with other programs, the same of the eight totals and two scans of the exchange.
+        several share a row with other programs, the same of the seven totals and two scans of the exchange.
         """
         if self.tile.num_warps == 1:
             return 0
-        return 2 + 1 + (2 * 3 if self.final else 0) + (8 * 3 + 2 * 2 if self.tile.window else 0)
+        return 2 + 1 + (2 * 3 if self.final else 0) + (7 * 3 + 2 * 2 if self.tile.window else 0)
 
 
 def _log2(n: int) -> int:
@@ -198,7 +195,6 @@ KERNELS += [Kernel(form, T, dtype) for form, dtype, T in itertools.product(LARGE
 # Rows that programs share: tiles that are whole, and not, and as many as there may be.
 KERNELS += [Kernel(form, 16_384, dtype) for form, dtype in itertools.product(FORMS, DTYPES)]
 KERNELS += [Kernel(form, T, dtype) for form, dtype, T in itertools.product(LARGE, DTYPES, (5000, LONGEST_SHARED))]
-KERNELS.append(Kernel("backward of a sum", 8192, torch.float32))
 SOME = [k for k in KERNELS if k.T in (256, 8192, 16_384) and k.form in LARGE]
 
 

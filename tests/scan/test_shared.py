@@ -110,7 +110,7 @@ def test_states_their_sum_and_gradients(
 @LAUNCHED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("T", [64, 128, 256, 512, 2048, 8192, 10_240])
-def test_what_two_scans_give(T: int, dtype: torch.dtype, kernel_device: torch.device) -> None:
+def test_the_bits_of_two_scans(T: int, dtype: torch.dtype, kernel_device: torch.device) -> None:
     gates, tokens = _draw(T, (dtype, dtype), False, kernel_device)
     # A gate and a token that are no numbers reach what is behind them, and nothing before.
     gates[0, 0, 0], gates[0, 1, T // 2], tokens[0, 2, T - 2], gates[1, 0, -1] = *[float("nan")] * 3, float("inf")
@@ -121,9 +121,11 @@ def test_what_two_scans_give(T: int, dtype: torch.dtype, kernel_device: torch.de
         wanted = (ahead.states, back.states, ahead.final_state, back.final_state)
         for a, b in zip(got, wanted, strict=True):
             assert a is not None and torch.equal(a.isnan(), b.isnan())
-            # Maps of groups are composed in another order.
-            rtol = max(1e-5, torch.finfo(a.dtype).eps)
-            torch.testing.assert_close(a.nan_to_num(), b.nan_to_num(), rtol=rtol, atol=1e-5)
+            # Of other lengths a program of one direction has several rows, or warps, or tiles: it does not compose the
+            # maps of groups in strips.
+            equal = T == (256 if dtype == torch.float32 else 512)
+            rtol = 0 if equal else max(1e-5, torch.finfo(a.dtype).eps)
+            torch.testing.assert_close(a.nan_to_num(), b.nan_to_num(), rtol=rtol, atol=0 if equal else 1e-5)
 
 
 @LAUNCHED
