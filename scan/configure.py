@@ -135,10 +135,13 @@ def _configure_real(
     constants |= {"LINE": line, "ONE_TILE": sizes.T + line - 1 <= config.groups * V}
     constants["FLAT"] = sizes.B == 1 or all(a is None or a.b == sizes.C * a.c for a in axes)
     constants |= {"WINDOW": config.window, "RUN": config.run}
-    # Of several warps loads that run ahead would take twice the registers. Of several rows Triton before 3.7 gives
-    # strips another layout, which costs more than they save; of packed rows a program walks they are no faster.
+    # Of several warps the totals of strips pass through shared memory once a lane. Of several rows Triton before 3.7
+    # gives strips another layout, which costs more than they save; of packed rows a program walks they are no faster.
+    # Where resets or many steps of 16 bits crowd the registers of rows that programs share, strips trade places.
     one_row = config.num_warps == config.rows == 1 and not channels_last
-    constants["STRIPS"] = one_row and (table.words is None or config.window > 0)
+    packed = table.words is not None
+    crowded = config.window > 0 and (packed or (itemsize == 2 and name == "forward"))
+    constants["STRIPS"] = (2 if crowded else 1) if one_row and (not packed or config.window > 0) else 0
     n_exchanged = 0
     if config.window:
         tiles = -(-(sizes.T + line - 1) // (config.groups * V))

@@ -73,8 +73,11 @@ _PACKED_BACKWARD = {
 
 # Rows too few to fill a GPU, and long: their programs share a row. Then where sequences are packed, and where rows end
 # within a tile.
-_SPLIT_FORWARD = {4: Tile(1, 256, 4, 1, window=64), 2: Tile(1, 256, 8, 1, window=64)}
-_SPLIT_BACKWARD = {4: Tile(1, 256, 4, 1, window=64), 2: Tile(1, 128, 8, 1, registers=96, window=64)}
+_SPLIT_FORWARD = {4: Tile(1, 256, 4, 1, registers=128, window=64), 2: Tile(1, 256, 8, 1, window=64)}
+_SPLIT_BACKWARD = {
+    4: Tile(1, 256, 4, 1, registers=128, window=64),
+    2: Tile(1, 128, 8, 1, registers=96, window=64),
+}
 _SPLIT_PACKED_FORWARD = {
     4: Tile(1, 256, 4, 1, registers=128, window=32),
     2: Tile(1, 128, 8, 1, registers=128, window=32),
@@ -143,11 +146,11 @@ _SHARED_FORWARD = {
 }  # fmt: skip
 _SHARED_BACKWARD = {
     4: ((128, Tile(1, 32, 4, 1)), (256, Tile(1, 64, 4, 1)), (512, Tile(1, 128, 4, 4)), (1024, Tile(1, 256, 4, 8)),
-        (2048, Tile(1, 512, 4, 4)), (4096, Tile(1, 1024, 4, 8)), (8192, Tile(1, 128, 4, 1, window=128)),
+        (2048, Tile(1, 512, 4, 4)), (4096, Tile(1, 1024, 4, 8)), (16384, Tile(1, 128, 4, 1, window=128)),
         (131072, Tile(1, 256, 4, 1, window=128))),
     2: ((128, Tile(2, 16, 8, 1)), (256, Tile(1, 32, 8, 1)), (512, Tile(1, 64, 8, 1)), (1024, Tile(1, 128, 8, 4)),
-        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4)), (8192, Tile(1, 1024, 8, 8)),
-        (16384, Tile(1, 128, 8, 1, window=128)), (131072, Tile(1, 256, 8, 2, window=128))),
+        (2048, Tile(1, 256, 8, 4)), (4096, Tile(1, 512, 8, 4)), (16384, Tile(1, 128, 8, 1, window=128)),
+        (131072, Tile(1, 256, 8, 2, window=128))),
 }  # fmt: skip
 # How many registers a thread of such a tile of one warp may take where a sum alone is wanted, of 2 bytes, or comes in,
 # of 4: it holds a tensor less.

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from scan.kernels.maps import compose, compose_resets, enter, last_of, numbers
-from scan.kernels.strips import compose_strips, numbers_in_lanes, of_warp
+from scan.kernels.strips import compose_each, of_strips
 
 
 @triton.jit
@@ -128,21 +128,12 @@ def _map_of(word, at, plane, wanted, dtype: tl.constexpr):
 
 
 @triton.jit
-def _numbers(W: tl.constexpr, like, AXIS: tl.constexpr):
-    """The number of each of W maps along AXIS; for a map `like` one in every lane, neighbours come into one."""
-    if like.shape[AXIS] > 1 and not tl.target_info.is_hip():
-        # Of AMD's 64 lanes two strips would share a warp.
-        return numbers_in_lanes(W)
-    else:
-        return numbers(W, AXIS)
-
-
-@triton.jit
 def _all_of(gate, state, like, RESETS: tl.constexpr, AXIS: tl.constexpr):
     """Maps `[R, W]` composed along AXIS: `[R, 1]`, or in every lane where `like` is."""
     if like.shape[AXIS] > 1 and not tl.target_info.is_hip():
-        _, lanes = compose_strips(gate, state, RESETS, IN_LANES=True)
-        gate, state = of_warp(lanes[0]), of_warp(lanes[1])
+        # Of AMD's 64 lanes two strips share a warp, and Triton 3.7 fails on what brings the last one to all.
+        _, _, whole = compose_each(gate, state, RESETS)
+        gate, state = of_strips(whole[0]), of_strips(whole[1])
         if gate.shape[1] != like.shape[1]:
             gate, state = last_of(gate, 1), last_of(state, 1)
     else:
@@ -188,7 +179,7 @@ def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.cons
     slot = row * tiles + tile if LONE else row + n_rows * tile
     if (tile + 1) % WINDOW != 0:
         _publish(maps + slot, plane, gate, state, rows, AXIS)
-    some = _numbers(WINDOW, gate, AXIS)
+    some = numbers(WINDOW, AXIS)
     gate_own, state_own = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
     if tile > window * WINDOW:
         other = window * WINDOW + some
@@ -220,7 +211,7 @@ def carries_in(gate, state, state_back, exchange, WINDOW: tl.constexpr):
     maps_back = maps + plane
     _publish(maps + tile, plane, gate, state, rows, 1)
     _publish(maps_back + tile, plane, gate, state_back, rows, 1)
-    some = _numbers(WINDOW, gate, 1)
+    some = numbers(WINDOW, 1)
     earlier, later = rows & (some < tile), rows & (some < tiles - 1 - tile)
     at, at_back = maps + some, maps_back + (tiles - 1 - some)
     word, word_back = _read_word(at, earlier), _read_word(at_back, later)

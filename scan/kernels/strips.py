@@ -1,15 +1,12 @@
-"""The parallel scan over the maps of a tile's groups.
+"""The parallel scan over the maps of a tile's groups in strips: 32 groups that are neighbours in memory and in a warp.
 
-Groups that are neighbours in memory lie in neighbouring lanes, strips of 32 one after another, W warps side by side.
-For the scan groups that follow one another come together: strips and lanes trade places until a lane holds S
-neighbours (log2 S rounds of S / 2 shuffles for a value). A lane composes what it holds in registers, one map a lane
-takes part in rounds of shuffles, and one map a warp passes through shared memory.
+Either each strip is scanned for itself, then the maps of whole strips, and the state before a group is the one after
+its neighbour: two values in each of five rounds, for every strip that a thread holds.
 
-Where a program is alone with short rows, nothing waits for shuffles but the rounds of them one for another: there each
-strip is scanned across lanes, which moves two values in each of five rounds, S times, but in fewer rounds.
-
-Strips are `[S * W, L]` here, and `[S, W * L]` where lanes do not matter: both are the layout that the compiler gives
-such a shape by itself, so that no value moves but by a shuffle.
+Or strips and lanes trade places first (log2 S rounds of S / 2 shuffles for a value), until a lane holds S groups that
+follow one another; it composes them in registers, and one map a lane takes part in the five rounds, one map a warp passes
+through shared memory. That takes fewer shuffles and registers, in more rounds: where many programs keep a
+multiprocessor busy it is sooner, and where one waits for another later.
 """
 
 import triton
@@ -35,15 +32,12 @@ def numbers_in_strips(N: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def numbers_in_lanes(N: tl.constexpr):
-    """The number of each of N maps, `[1, N]`, of which those in one lane follow one another."""
-    n = tl.arange(0, N)[None, :]
-    return n if N <= 32 else (n & 31) * (N // 32) + (n >> 5)
-
-
-@triton.jit
 def in_strips(value):
-    """`[1, N]` in strips of 32; rows of one strip as they are."""
+    """`[1, N]` in strips `[S * W, 32]`, of W warps side by side; rows of one strip as they are.
+
+    That is the layout that the compiler gives such a shape by itself, as `[S, W * 32]` is where lanes do not matter: no
+    value moves but by a shuffle.
+    """
     N: tl.constexpr = value.shape[1]
     return tl.reshape(value, [N // 32, 32]) if N > 32 else value
 
@@ -132,17 +126,14 @@ def of_warp(value):
 
 
 @triton.jit
-def compose_strips(gate, state, RESETS: tl.constexpr, BACK: tl.constexpr = False, W: tl.constexpr = 1,
-                   IN_LANES: tl.constexpr = False):
+def compose_strips(gate, state, RESETS: tl.constexpr, BACK: tl.constexpr = False, W: tl.constexpr = 1):
     """Maps of groups `[R, N]` composed, from the last group on if BACK.
 
     Those of the groups before each within its lane `[S, W * L]`, in scan order, and of lanes, brought into scan order,
     up to each `[W, L]`: pairs of a gate and a state.
     """
     S: tl.constexpr = strips_of(gate.shape[1], W)
-    gate, state = in_strips(gate), in_strips(state)
-    if not IN_LANES:
-        gate, state = trade(gate, S, W), trade(state, S, W)
+    gate, state = trade(in_strips(gate), S, W), trade(in_strips(state), S, W)
     L: tl.constexpr = gate.shape[1]
     within = gate, state  # where a lane holds one map, nobody looks
     if S > 1:
@@ -156,7 +147,7 @@ def compose_strips(gate, state, RESETS: tl.constexpr, BACK: tl.constexpr = False
             gate, state, one, zero = tl.associative_scan((gate, state, one, zero), 0, compose_both)
         within = one, zero
         gate, state = tl.reshape(last_strip(gate), [W, L]), tl.reshape(last_strip(state), [W, L])
-    if BACK or (S > 1 and not IN_LANES):
+    if BACK or S > 1:
         at = lane_at(lanes_of(gate), S, L, BACK)
         gate, state = from_lane(gate, at), from_lane(state, at)
     if RESETS:
@@ -206,20 +197,52 @@ def enter_strips(within, lanes, carry, N: tl.constexpr, RESETS: tl.constexpr, BA
 
 
 @triton.jit
-def enter_each(gate, state, carry):
-    """State before each group `[1, N]` from the groups' maps and the state before the tile, each strip for itself."""
+def compose_each(gate, state, RESETS: tl.constexpr):
+    """Maps of groups `[1, N]` composed, each strip for itself: those up to each group within its strip `[1, S, 32]`.
+
+    Then those of all strips before, and up to each strip; of one strip `[1, N]`.
+    """
     N: tl.constexpr = gate.shape[1]
     if N > 32:
-        # Strips `[1, S, 32]` here: of two axes Triton before 3.7 may scan twice.
+        # Of `[S, 32]` Triton before 3.7 may scan twice.
         gate, state = tl.reshape(gate, [1, N // 32, 32]), tl.reshape(state, [1, N // 32, 32])
-        carry = tl.expand_dims(carry, 1)
-    gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose)
-    before = tl.broadcast_to(carry, gate.shape)
+    if RESETS:
+        gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose_resets)
+    else:
+        gate, state = tl.associative_scan((gate, state), len(gate.shape) - 1, compose)
+    gate_of, state_of = of_warp(gate), of_warp(state)
+    one, zero = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
     if N > 32:
-        one, zero = tl.full(gate.shape, 1.0, gate.dtype), tl.zeros(gate.shape, gate.dtype)
-        _, _, one, zero = tl.associative_scan((of_warp(gate), of_warp(state), one, zero), 1, compose_both)
-        before = zero + one * carry
-    lane = lanes_of(gate)
-    after = from_lane(state + gate * before, (lane - 1) & (gate.shape[-1] - 1))
-    before = tl.where(lane == 0, before, after)
-    return tl.reshape(before, [1, N]) if N > 32 else before
+        if RESETS:
+            gate_of, state_of, one, zero = tl.associative_scan((gate_of, state_of, one, zero), 1, compose_resets_both)
+        else:
+            gate_of, state_of, one, zero = tl.associative_scan((gate_of, state_of, one, zero), 1, compose_both)
+    return (gate, state), (one, zero), (gate_of, state_of)
+
+
+@triton.jit
+def of_strips(value):
+    """What maps up to each strip have after all strips, in every lane, `[1, L]`."""
+    if len(value.shape) == 3:
+        S: tl.constexpr = value.shape[1]
+        value = tl.sum(tl.where(tl.arange(0, S)[None, :, None] == S - 1, value, 0.0), 1)
+    return value
+
+
+@triton.jit
+def enter_each(within, before, carry, RESETS: tl.constexpr):
+    """State before each group `[1, N]` from what `compose_each` composed and the state before the tile.
+
+    That is `[1, 1]` or, the same in every lane, `[1, L]`.
+    """
+    if len(within[0].shape) == 3:
+        carry = tl.expand_dims(carry, 1)
+    if RESETS:
+        h = enter(before[0], before[1], carry)
+        after = enter(within[0], within[1], h)
+    else:
+        h = before[1] + before[0] * carry
+        after = within[1] + within[0] * h
+    lane = lanes_of(after)
+    h = tl.where(lane == 0, h, from_lane(after, (lane - 1) & (after.shape[-1] - 1)))
+    return tl.reshape(h, [1, h.shape[1] * h.shape[2]]) if len(h.shape) == 3 else h

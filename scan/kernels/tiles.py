@@ -13,7 +13,7 @@ import triton.language as tl
 
 from scan.kernels.exchange import carry_in
 from scan.kernels.maps import compose_both, compose_resets_both, enter, last_of, numbers
-from scan.kernels.strips import compose_strips, enter_each, enter_strips, of_warp
+from scan.kernels.strips import compose_each, compose_strips, enter_each, enter_strips, of_strips, of_warp
 
 
 @triton.jit
@@ -21,16 +21,19 @@ def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.
                  STRIPS: tl.constexpr, AXIS: tl.constexpr):
     """State before each group `[R, N]`, from the groups' maps and the state before the tile `[R, 1]`.
 
-    RESETS: the tile has some; PACKED: others of its row may. STRIPS: maps are composed in strips, the same sooner; not
-    on AMD, of whose 64 lanes two strips share a warp, which Triton 3.7 fails on.
+    RESETS: the tile has some; PACKED: others of its row may. STRIPS: maps are composed in strips, 1: each for itself; 2:
+    which trade places with lanes, but not on AMD, of whose 64 lanes two strips share a warp: Triton 3.7 fails on it.
     """
-    if STRIPS and not tl.target_info.is_hip():
-        if WINDOW == 0:
-            return enter_each(gate, state, carry)
-        else:
-            within, lanes = compose_strips(gate, state, RESETS)
+    if STRIPS == 2 and not tl.target_info.is_hip():
+        within, lanes = compose_strips(gate, state, RESETS)
+        if WINDOW > 0:
             carry = carry_in(of_warp(lanes[0]), of_warp(lanes[1]), carry, exchange, WINDOW, PACKED, AXIS)
-            return enter_strips(within, lanes, carry, gate.shape[1], RESETS)
+        return enter_strips(within, lanes, carry, gate.shape[1], RESETS)
+    elif STRIPS > 0:
+        within, before, whole = compose_each(gate, state, RESETS)
+        if WINDOW > 0:
+            carry = carry_in(of_strips(whole[0]), of_strips(whole[1]), carry, exchange, WINDOW, PACKED, AXIS)
+        return enter_each(within, before, carry, RESETS)
     else:
         one = tl.full(gate.shape, 1.0, gate.dtype)
         zero = tl.zeros(gate.shape, gate.dtype)

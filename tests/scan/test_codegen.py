@@ -27,7 +27,7 @@ OLD = VERSION < (3, 7)
 
 # 16 warps fit on a multiprocessor of 65,536 registers with 128 each, 12 with 168; tiles of channels trade warps for
 # work.
-REGISTERS, REGISTERS_SHARED, REGISTERS_PACKED, REGISTERS_LAST = 128, 144, 168, 255
+REGISTERS, REGISTERS_PACKED, REGISTERS_LAST = 128, 168, 255
 # Bytes that may be spilled on other targets than that of the tables, by a ptxas that came later, and where programs
 # share rows or channels: one address, stored and loaded once, where ptxas gives a register for another warp.
 SPILLED_ELSEWHERE = 8
@@ -144,13 +144,19 @@ class Kernel(NamedTuple):
         """Whether there are threads without a group of their own."""
         return self.tile.rows * self.tile.groups < LANES[target] * self.tile.num_warps
 
-    def in_strips(self, target: str) -> bool:
-        """Whether groups are scanned in strips of 32: of one row, where one warp holds a tile and walks none packed.
+    @property
+    def in_strips(self) -> bool:
+        """Whether groups are scanned in strips of 32: of one row, where one warp holds a tile and walks none packed."""
+        one_row = self.dim == -1 and self.tile.rows == self.tile.num_warps == 1
+        return one_row and (not self.sequences or self.tile.window > 0)
+
+    def trades(self, target: str) -> bool:
+        """Whether strips trade places with lanes: of rows that programs share, packed or of 16 bits forward.
 
         Not on AMD, of whose lanes two strips share a warp.
         """
-        one_warp = self.dim == -1 and self.tile.rows == self.tile.num_warps == 1 and not target.startswith("gfx")
-        return one_warp and (not self.sequences or self.tile.window > 0)
+        crowded = self.sequences or (self.dtype.itemsize == 2 and self.name == "forward")
+        return bool(self.in_strips and self.tile.window and crowded) and not target.startswith("gfx")
 
     @property
     def variants(self) -> int:
@@ -169,11 +175,11 @@ class Kernel(NamedTuple):
     def scans(self, target: str) -> int:
         """Parallel scans in the code: of groups, which are several strips; then of maps of tiles and of windows.
 
-        Of those too lanes hold several where groups are in strips.
+        Those are in strips too where groups are, but not on AMD.
         """
-        scans = 2 if self.in_strips(target) and self.tile.groups > 32 else 1
+        scans = 2 if self.in_strips and self.tile.groups > 32 else 1
         if self.tile.window:
-            each = 2 if self.in_strips(target) and self.tile.window > 32 else 1
+            each = 2 if self.in_strips and self.tile.window > 32 and not target.startswith("gfx") else 1
             return (scans + 2 * each) * self.variants
         return scans * self.variants * (2 if self.twice else 1)
 
@@ -181,10 +187,10 @@ class Kernel(NamedTuple):
         """How many a tile may take.
 
         In strips a scan combines the 2 values of a map: 2 shuffles a round for each that a thread holds, one for the
-        state of its neighbour, and 2 for the map of the whole strip where there are several. Where programs share the
-        row, strips and lanes trade places first, by shuffles of half the strips for each bit of their number: the 2
-        values of a map, and the state that comes back. Maps of lanes come into scan order by 2 more, and are one each.
-        A scan of all groups combines 4 values in every round, those before each as well.
+        state of its neighbour, and 2 for the map of the whole strip where there are several. The scan over strips
+        combines 4 values, those before each as well; one of all groups does so in every round. Where strips and lanes
+        trade places, that takes shuffles of half the strips for each bit of their number, for the 2 values of a map and
+        the state that comes back; then a lane has one map, brought into scan order by 2.
         The state after a tile is one sum for each row that a thread holds part of, within the warp and across warps;
         where final states of sequences are stored, Triton may take it in the layout of those too. A final state is
         brought to the thread that stores it.
@@ -196,12 +202,16 @@ class Kernel(NamedTuple):
         if self.dim == -2:
             lanes = max(1, lanes * self.channels(target) // rows)
         pairs, rounds = self.pairs(target), _log2(min(lanes, groups))
-        if self.in_strips(target):
-            scan = 2 * min(5, rounds) + 1 + (2 if groups > 32 else 0) + (2 if pairs > 1 else 0)
-            scan = 3 * _log2(pairs) * pairs // 2 + scan if self.tile.window else pairs * scan
+        if self.in_strips:
+            scan = 2 * min(5, rounds) + 1 + (2 if pairs > 1 else 0) + (2 if groups > 32 else 0)
+            # Of AMD's a warp holds two strips side by side, which takes a round more.
+            scan += 4 * (2 if lanes > 32 and groups > 32 else 0)
         else:
-            scan = pairs * 4 * (rounds + (2 if self.dim == -2 else _brought(pairs, 2 * lanes <= groups, warps)))
-        shuffles = self.variants * scan * (2 if self.twice else 1)
+            scan = 4 * (rounds + (2 if self.dim == -2 else _brought(pairs, 2 * lanes <= groups, warps)))
+        scans = pairs * scan
+        if self.trades(target):
+            scans = 3 * _log2(pairs) * pairs // 2 + scan + 2
+        shuffles = self.variants * scans * (2 if self.twice else 1)
         if self.final or not self.one_tile:
             sums = 2 if self.final and self.sequences else 1
             shuffles += sums * min(rows, pairs) * (rounds + _log2(warps))
@@ -217,17 +227,17 @@ class Kernel(NamedTuple):
         The map of the tile is two sums. Maps of tiles, and of windows, take a minimum, which says whether all are
         there, a scan of two values and two sums. NVIDIA's warps have an instruction for the minimum. Of channels the
         maps are brought to other threads and back besides, in fewer rounds.
-        After strips all lanes hold the map of the tile: no sum; a lane reads several maps and composes them, with no
-        neighbour to ask.
+        After strips all lanes hold the map of the tile: no sum, but on AMD a round across its two strips side by side.
+        There the rest is the same; elsewhere maps are composed in strips too, as groups are, with no neighbour to ask.
         """
         warps, lanes = self.tile.num_warps, LANES[target]
-        if self.in_strips(target):
-            return 2 * (2 * 5 + 2)
         held, total = max(1, self.tile.window // (lanes * warps)), _log2(lanes) + _log2(warps)
+        if self.in_strips and not target.startswith("gfx"):
+            return 2 * held * (2 * 5 + 2 + (2 if held > 1 else 0))
         least = total if self.dim == -2 or target.startswith("gfx") else _log2(warps)
         brought = 2 if self.dim == -2 else _brought(held, held > 1, warps)
         scan = held * 2 * (_log2(lanes) + brought)
-        return 2 * total + 2 * (least + 2 * total + scan)
+        return 2 * (_log2(lanes // 32) if self.in_strips else total) + 2 * (least + 2 * total + scan)
 
     def barriers(self, target: str) -> int:
         """How many a tile may take.
@@ -350,8 +360,6 @@ def _check(target: str, kernel: Kernel) -> Code:
     assert code.shuffles <= kernel.shuffles(target)
     assert code.barriers <= kernel.barriers(target)
     most = REGISTERS_LAST if kernel.dim == -2 else REGISTERS_PACKED if kernel.sequences else REGISTERS
-    if tile.window:
-        most = max(most, REGISTERS_SHARED)
     assert code.registers <= max(most, tile.registers or 0)
     return code
 

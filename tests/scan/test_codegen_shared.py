@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 # groups; and the longest that programs share.
 LONGEST = {
     (torch.float32, False): 8192, (torch.float32, True): 4096,
-    (torch.bfloat16, False): 8192, (torch.bfloat16, True): 8192,
+    (torch.bfloat16, False): 8192, (torch.bfloat16, True): 4096,
 }  # fmt: skip
 LONGEST_CUT = {torch.float32: 2048, torch.bfloat16: 4096}
 LONGEST_SHARED = 131_072
@@ -147,21 +147,23 @@ class Kernel(NamedTuple):
 
     @property
     def exchange(self) -> int:
-        """Where programs share a row: of the maps of all of them in either direction, several of which a lane reads.
+        """Where programs share a row: of the maps of all of them in either direction, each strip of them for itself.
 
-        All lanes hold the map of the tile, so that it takes no sums, and of all programs the map after the last one,
-        two shuffles. Of several warps the tile's maps, and whether all are there, are totals of warps; more maps than
-        a warp has lanes are brought across as those of groups.
+        All lanes hold the map of the tile, so that it takes no sums, and of all programs the state after the last one,
+        a shuffle where they are one strip. Of several warps the maps of strips are brought across as those of groups;
+        then the tile's maps and two states that come in, in four and two numbers, and whether all maps are there, in
+        two, are totals of warps.
         """
         if self.tile.window == 0:
             return 0
-        across = 2 * 2 * 4 if self.parts > self.held else 0
-        return 2 * (2 * 5 + 2) + across + (4 + 2 + 2) * _log2(self.tile.num_warps)
+        strip = 2 * 5 + (2 if self.held > 1 else 0) + (2 if self.parts > 1 else 1)
+        across = 4 if self.tile.num_warps > 1 else 0
+        return 2 * self.held * (strip + across) + (4 + 2 + 2) * _log2(self.tile.num_warps)
 
     @property
     def parts(self) -> int:
-        """How many maps of programs a lane would read if a warp were alone."""
-        return max(1, -(-self.T // self.tile.steps) // 32) if self.tile.window else 0
+        """How many strips the maps of all programs of a row are."""
+        return self.held * self.tile.num_warps
 
     @property
     def scans(self) -> int:
@@ -198,7 +200,7 @@ KERNELS += [Kernel(form, T, dtype) for form, dtype, T in itertools.product(LARGE
 # Rows that programs share: tiles that are whole, and not, and as many as there may be.
 KERNELS += [Kernel(form, 16_384, dtype) for form, dtype in itertools.product(FORMS, DTYPES)]
 KERNELS += [Kernel(form, T, dtype) for form, dtype, T in itertools.product(LARGE, DTYPES, (5000, LONGEST_SHARED))]
-KERNELS.append(Kernel("backward of a sum", 8192, torch.float32))
+KERNELS.append(Kernel("backward of a sum", LONGEST_SHARED, torch.float32))
 SOME = [k for k in KERNELS if k.T in (256, 8192, 16_384) and k.form in LARGE]
 
 

@@ -120,9 +120,9 @@ def test_long_rows_of_whole_tiles_are_shared_in_runs(itemsize: int, backward: bo
 
 # The longest rows of one tile of both directions, by bytes and whether backward; shorter tiles have half as many steps
 # each, down to 128. Rows that begin or end within a group are held by tiles of 512 groups at most.
-SHARED_LONGEST = {(2, False): 8192, (2, True): 8192, (4, False): 8192, (4, True): 4096}
+SHARED_LONGEST = {(2, False): 8192, (2, True): 4096, (4, False): 8192, (4, True): 4096}
 # The longest of each tile of rows that programs share.
-SHARED_LONG = {(2, False): (2**14, 2**17), (2, True): (2**14, 2**17), (4, False): (2**17,), (4, True): (2**13, 2**17)}
+SHARED_LONG = {(2, False): (2**14, 2**17), (2, True): (2**14, 2**17), (4, False): (2**17,), (4, True): (2**14, 2**17)}
 # The most steps that programs share.
 SHARED_MOST = 2**17
 
@@ -191,7 +191,7 @@ def test_of_a_sum_tiles_of_one_warp_that_wait_have_other_registers(itemsize: int
         else:
             assert added == tile
     assert registers is None or tuning.shared(2**14, itemsize, backward=backward, even=True, added=True) == (
-        tuning.Tile(1, 1024 // (16 // itemsize), 16 // itemsize, 1, registers=registers, window=128)
+        tuning.Tile(1, 128, 16 // itemsize, 1, registers=registers, window=128)
     )
 
 
