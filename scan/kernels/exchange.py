@@ -198,30 +198,32 @@ def carry_in(gate, state, carry, exchange, WINDOW: tl.constexpr, RESETS: tl.cons
 
 
 @triton.jit
-def carries_in(gate, state, state_back, exchange, WINDOW: tl.constexpr):
-    """States before and behind this program's tile, from the tile's map ahead and that of the way back, in all lanes.
+def publish_both(gate, state, state_back, exchange):
+    """Publishes the map of this program's tile ahead and that of the way back, which are in all lanes.
 
-    `exchange` is that of `carry_in`; rows have WINDOW tiles at most, and no state comes in at either end. Of both maps
-    the product of gates is one.
+    `exchange` is that of `carry_in`. Of both maps the product of gates is one.
+    """
+    words, row, rows, n_rows, tile, tiles = exchange
+    tl.static_assert(gate.dtype.primitive_bitwidth == 32)
+    maps = words + 16 + row * tiles + tile  # the ticket has a line of its own
+    plane = n_rows.to(tl.int64) * tiles
+    _publish(maps, plane, gate, state, rows, 1)
+    _publish(maps + plane, plane, gate, state_back, rows, 1)
+
+
+@triton.jit
+def carry_of_way(like, exchange, WINDOW: tl.constexpr, BACK: tl.constexpr):
+    """State before this program's tile, or behind it if BACK, in all lanes, from what `publish_both` published.
+
+    Rows have WINDOW tiles at most, and no state comes in at either end.
     """
     words, row, rows, n_rows, tile, tiles = exchange
     plane = n_rows.to(tl.int64) * tiles
-    tl.static_assert(gate.dtype.primitive_bitwidth == 32)
-    maps = words + 16 + row * tiles  # the ticket has a line of its own
-    maps_back = maps + plane
-    _publish(maps + tile, plane, gate, state, rows, 1)
-    _publish(maps_back + tile, plane, gate, state_back, rows, 1)
-    some = numbers(WINDOW, 1)
-    earlier, later = rows & (some < tile), rows & (some < tiles - 1 - tile)
-    at, at_back = maps + some, maps_back + (tiles - 1 - some)
-    word, word_back = _read_word(at, earlier), _read_word(at_back, later)
-    while (_are_there(word) & _are_there(word_back)) == 0:
-        word, word_back = _still_missing(at, word), _still_missing(at_back, word_back)
-    # As in `_awaited`; both at once, since one after the other takes more registers.
-    word, word_back = _still_missing(at, word), _still_missing(at_back, word_back)
-    own = gate
-    gate, state = _map_of(word, at, plane, earlier, own.dtype)
-    gate_back, state_back = _map_of(word_back, at_back, plane, later, own.dtype)
-    _, before = _all_of(gate, state, own, False, 1)
-    _, behind = _all_of(gate_back, state_back, own, False, 1)
-    return before, behind
+    maps = words + 16 + row * tiles
+    other = numbers(WINDOW, 1)
+    if BACK:
+        at, wanted = maps + plane + (tiles - 1 - other), rows & (other < tiles - 1 - tile)
+    else:
+        at, wanted = maps + other, rows & (other < tile)
+    _, carry = _composed(at, plane, wanted, like, False, 1)
+    return carry

@@ -25,35 +25,37 @@ from scan.kernels.columns import (
     store_columns,
     taken_up,
 )
-from scan.kernels.exchange import carries_in, own_turn
+from scan.kernels.exchange import carry_of_way, own_turn, publish_both
 from scan.kernels.rows import own_rows, row_offset, steps_behind
 from scan.kernels.strips import compose_strips, compose_warps, enter_strips, numbers_in_strips, of_warp
 from scan.kernels.tiles import exponentials, gradients_from, group_map, group_map_backward, states_from
 
 
 @triton.jit
-def enter_both(map_ahead, map_back, exchange, WINDOW: tl.constexpr, WARPS: tl.constexpr):
-    """State before each group `[R, N]` in either direction, from the groups' maps in each.
+def compose_way(own_map, BACK: tl.constexpr, WARPS: tl.constexpr):
+    """The groups' maps in one direction composed, and of several warps theirs; and the tile's map, in all lanes."""
+    within, lanes = compose_strips(own_map[0], own_map[1], False, BACK, WARPS)
+    if WARPS > 1:
+        warps, whole = compose_warps(lanes, WARPS, BACK)
+    else:
+        warps, whole = lanes, (of_warp(lanes[0]), of_warp(lanes[1]))
+    return (within, lanes, warps), whole
+
+
+@triton.jit
+def enter_way(way, like, exchange, N: tl.constexpr, WINDOW: tl.constexpr, BACK: tl.constexpr, WARPS: tl.constexpr):
+    """State before each group `[R, N]` in one direction, from what `compose_way` composed.
 
     Rows begin and end with a state of zero; of rows that programs share (WINDOW), what other tiles hold comes in.
     """
-    N: tl.constexpr = map_ahead[0].shape[1]
-    within, lanes = compose_strips(map_ahead[0], map_ahead[1], False, False, WARPS)
-    within_back, lanes_back = compose_strips(map_back[0], map_back[1], False, True, WARPS)
-    before = tl.zeros([map_ahead[0].shape[0], 1], map_ahead[0].dtype)
-    behind = before
-    if WARPS > 1:
-        warps, whole = compose_warps(lanes, WARPS)
-        warps_back, whole_back = compose_warps(lanes_back, WARPS, True)
-        gate, state, state_back = whole[0], whole[1], whole_back[1]
-    elif WINDOW > 0:
-        gate, state, state_back = of_warp(lanes[0]), of_warp(lanes[1]), of_warp(lanes_back[1])
+    within, lanes, warps = way
     if WINDOW > 0:
-        before, behind = carries_in(gate, state, state_back, exchange, WINDOW)
+        carry = carry_of_way(like, exchange, WINDOW, BACK)
+    else:
+        carry = tl.zeros(lanes[1].shape, lanes[1].dtype)
     if WARPS > 1:
-        before, behind = warps[1] + warps[0] * before, warps_back[1] + warps_back[0] * behind
-    ahead = enter_strips(within, lanes, before, N, False, False, WARPS)
-    return ahead, enter_strips(within_back, lanes_back, behind, N, False, True, WARPS)
+        carry = warps[1] + warps[0] * carry
+    return enter_strips(within, lanes, carry, N, False, BACK, WARPS)
 
 
 @triton.jit
@@ -182,15 +184,27 @@ def forward_shared(
     g, x = exponentials(in_state_dtype(g, V, STATE), V, LOG), in_state_dtype(x, V, STATE)
     map_ahead = group_map(g, x, V, WINDOW)
     map_back = group_map(in_scan_order(g, V, True), in_scan_order(x, V, True), V, WINDOW)
-    before, behind = enter_both(map_ahead, map_back, exchange, WINDOW, WARPS)
+    way, whole = compose_way(map_ahead, False, WARPS)
+    way_back, whole_back = compose_way(map_back, True, WARPS)
+    if WINDOW > 0:
+        publish_both(whole[0], whole[1], whole_back[1], exchange)
+    entered = enter_way(way, whole[0], exchange, N, WINDOW, False, WARPS)
     if HOLD:
         nothing = tl.minimum(T, 0).to(tl.uint32)
         g = exponentials(taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty, STATE), V, LOG)
         x = taken_up(x_held, nothing, V, False, tokens_ptr.dtype.element_ty, STATE)
-    ahead = states_from(before, g, x, V)
-    back = in_scan_order(states_from(behind, in_scan_order(g, V, True), in_scan_order(x, V, True), V), V, True)
+    ahead = states_from(entered, g, x, V)
     if states_ptr is not None:
+        # What a tile knows first it stores, before it waits for the tiles behind.
         store_whole(states_ptr, states_base, states_t, own, ahead, V, STATES_VECTOR, EVEN, WHOLE)
+    entered = enter_way(way_back, whole[0], exchange, N, WINDOW, True, WARPS)
+    if HOLD and WINDOW > 0:
+        # Another zero, or what is converted would be kept from above.
+        nothing = tl.minimum(n_rows, 0).to(tl.uint32)
+        g = exponentials(taken_up(g_held, nothing, V, False, gates_ptr.dtype.element_ty, STATE), V, LOG)
+        x = taken_up(x_held, nothing, V, False, tokens_ptr.dtype.element_ty, STATE)
+    back = in_scan_order(states_from(entered, in_scan_order(g, V, True), in_scan_order(x, V, True), V), V, True)
+    if states_ptr is not None:
         store_whole(states_reverse_ptr, states_base, states_t, own, back, V, STATES_VECTOR, EVEN, WHOLE)
     if sum_ptr is not None:
         added = ()
@@ -270,7 +284,12 @@ def backward_shared(
     # What flows back through a direction meets the steps in the other one.
     map_ahead = group_map_backward(in_scan_order(g, V, True), in_scan_order(d, V, True), V)
     map_back = group_map_backward(g, d_reverse, V)
-    before, behind = enter_both(map_back, map_ahead, exchange, WINDOW, WARPS)
+    way, whole = compose_way(map_back, False, WARPS)
+    way_back, whole_back = compose_way(map_ahead, True, WARPS)
+    if WINDOW > 0:
+        publish_both(whole[0], whole[1], whole_back[1], exchange)
+    before = enter_way(way, whole[0], exchange, N, WINDOW, False, WARPS)
+    behind = enter_way(way_back, whole[0], exchange, N, WINDOW, True, WARPS)
     if d_gates_ptr is not None:
         if WINDOW > 0:
             # Read after what a program waits for, so that meanwhile there is room for more programs.

@@ -4,8 +4,8 @@ Either each strip is scanned for itself, then the maps of whole strips, and the 
 its neighbour: two values in each of five rounds, for every strip that a thread holds.
 
 Or strips and lanes trade places first (log2 S rounds of S / 2 shuffles for a value), until a lane holds S groups that
-follow one another; it composes them in registers, and one map a lane takes part in the five rounds, one map a warp passes
-through shared memory. That takes fewer shuffles and registers, in more rounds: where many programs keep a
+follow one another; it composes them in registers, and one map a lane takes part in the five rounds, one map a warp
+passes through shared memory. That takes fewer shuffles and registers, in more rounds: where many programs keep a
 multiprocessor busy it is sooner, and where one waits for another later.
 """
 

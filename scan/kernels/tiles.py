@@ -21,8 +21,8 @@ def enter_groups(gate, state, carry, exchange, WINDOW: tl.constexpr, PACKED: tl.
                  STRIPS: tl.constexpr, AXIS: tl.constexpr):
     """State before each group `[R, N]`, from the groups' maps and the state before the tile `[R, 1]`.
 
-    RESETS: the tile has some; PACKED: others of its row may. STRIPS: maps are composed in strips, 1: each for itself; 2:
-    which trade places with lanes, but not on AMD, of whose 64 lanes two strips share a warp: Triton 3.7 fails on it.
+    RESETS: the tile has some; PACKED: others of its row may. STRIPS: maps are composed in strips; 1: each for itself;
+    2: strips trade places with lanes, but not on AMD, of whose 64 lanes two share a warp: Triton 3.7 fails on it.
     """
     if STRIPS == 2 and not tl.target_info.is_hip():
         within, lanes = compose_strips(gate, state, RESETS)
