@@ -19,7 +19,10 @@ KINDS = {"brief": brief, "figures": figures, "tables": tables}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Builds and says in one line each what came of it; 1 where results, claims, folders or LaTeX are at fault."""
+    """Builds and says in one line each what came of it; 1 where results, claims, folders or LaTeX are at fault.
+
+    130 where it was interrupted.
+    """
     parser = argparse.ArgumentParser(prog="python -m paper", description=__doc__)
     parser.add_argument("--results", type=Path, default=HERE / "results", help="stored records (default: %(default)s)")
     parser.add_argument(
@@ -47,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = "--results must be a folder that can be read, --out one that can be written"
         print(f"{error.filename} cannot be used ({error.strerror}): {wanted}.", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("Interrupted; the same command builds all of it anew.", file=sys.stderr)
+        return 130
     return 0
 
 

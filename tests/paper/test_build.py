@@ -343,3 +343,14 @@ def test_the_paper_needs_no_torch_triton_hydra_or_wandb(of_stored_records: Comma
         "apt-get install texlive-latex-recommended texlive-fonts-recommended latexmk."
     )
     assert list((of_stored_records.folder / "figures").glob("*.pdf"))
+
+
+def test_interrupted_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paper.__main__.gather", interrupted)
+    assert main(["--out", str(tmp_path)]) == 130
+    assert capsys.readouterr() == ("", "Interrupted; the same command builds all of it anew.\n")
